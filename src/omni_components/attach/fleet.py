@@ -1,0 +1,290 @@
+"""The components under one ledger, attached: all of an offload's or none of them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import nn
+
+from ..components.area import FixedArea
+from ..components.component import Component, Role, conflict
+from ..components.discovery import SHARED, Declaration, Found, unwrapped
+from ..components.tensors import Extent, Slot, extents, overlapping, refuse_unmovable
+from ..errors import DeclarationError, OwnershipError
+from ..policy import OffloadPolicy
+from ..residency.ledger import ResidencyLedger
+from ..transfer.cargo import Cargo
+from ..transfer.device import backend_for, data_crosses, registrar_for
+from ..transfer.hostmemory import FileMappings, pinnable_bytes
+from ..transfer.masters import PinBudget, align
+from ..transfer.mover import ArenaMover
+from .diffusers import announce
+from .hooks import CallHook
+from .methods import Advised, EntryPoint, entry_points, other_methods
+from .split import bind, unbind
+
+
+@dataclass(slots=True, eq=False)
+class Attached:
+    """A component in service; ``users`` are the offloads that declared it."""
+
+    found: Found
+    component: Component
+    users: int = 0
+    undo: list[Callable[[], None]] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """Whose a module is: its ledger, and the ledger's names by the declared ones."""
+
+    ledger: weakref.ref[ResidencyLedger]
+    names: dict[str, str]
+
+    def name_of(self, found: Found) -> str:
+        """The ledger's name; a whole module may be declared under another name elsewhere."""
+        return self.names[found.name] if found.name in self.names else next(iter(self.names.values()))
+
+
+class Fleet:
+    """The components under one ledger.
+
+    Args:
+        device: The resolved execution device.
+        policy: Of the first offload; a shared ledger keeps it.
+        keep_arena: Whether the arena's memory is held between components.
+        owner: For messages.
+    """
+
+    def __init__(self, device: torch.device, policy: OffloadPolicy, *, keep_arena: bool, owner: str) -> None:
+        self.device = device
+        self.policy = policy
+        self.mover = ArenaMover(backend_for(device), keep_arena=keep_arena and device.type != "cpu")
+        self.ledger = ResidencyLedger(self.mover, policy, owner=owner)
+        self.attached: dict[str, Attached] = {}
+        self._everything: set[str] = set()
+        self._crosses = data_crosses(device)
+        self._registrar = registrar_for(device) if policy.pin_memory else None
+        _FLEETS[self.ledger] = self
+
+    # --- taking on ----------------------------------------------------------------------------------------
+
+    def take_on(self, declaration: Declaration) -> dict[str, str]:
+        """Attach everything a target declares, or nothing.
+
+        Returns:
+            The ledger's names by the declaration's: they differ where the ledger is shared.
+        """
+        names, fresh = self._sort(declaration)
+        claims = [(module, found.name) for found in fresh for module in _modules(found)]
+        for found in fresh:
+            found.name = names[found.name]
+        with ExitStack() as undo:
+            cargoes, components = self._load_list(fresh)
+            names |= {one.name: one.name for one in components if one.name not in names.values()}
+            self._refuse_nothing_to_swap(declaration, components)
+            undo.callback(self._forget, components)
+            for cargo in cargoes:
+                self.mover.register(cargo)
+            if declaration.everything:
+                self._everything |= {one.name for one in components}
+            self.ledger.admit(components, self._conflict)
+            undo.callback(self.ledger.retire, [one.name for one in components])
+            self._make_masters(cargoes, components, undo)
+            self.mover.arrange(self._swapped(), self._rivals)
+            for one in components:
+                if one.resident:
+                    self.ledger.load(one.name)
+            for found, component in zip(fresh, components, strict=True):
+                self.attached[component.name] = self._attach(found, component, undo)
+            self._bind_split_models(fresh, undo)
+            undo.pop_all()
+        for module, name in claims:
+            _CLAIMS.setdefault(module, Claim(weakref.ref(self.ledger), {})).names[name] = names[name]
+        for name in names.values():
+            self.attached[name].users += 1
+        return names
+
+    def drop(self, names: list[str]) -> None:
+        """Detach components that no other offload uses; their weights end on the host.
+
+        Raises:
+            ScopeError: A scope is open on one of them; nothing was changed.
+        """
+        last = [name for name in names if name in self.attached and self.attached[name].users == 1]
+        self.ledger.retire(last)
+        for name in names:
+            if name in self.attached and name not in last:
+                self.attached[name].users -= 1
+        for name in last:
+            gone = self.attached.pop(name)
+            for undo in reversed(gone.undo):
+                undo()
+            for module in _modules(gone.found):
+                _CLAIMS.pop(module, None)
+            self.mover.forget(name)
+        if not self.attached:
+            self.mover.release_arena()
+
+    # --- steps of taking on -------------------------------------------------------------------------------
+
+    def _sort(self, declaration: Declaration) -> tuple[dict[str, str], list[Found]]:
+        """Names under this ledger, and the components that are new to it."""
+        names, fresh = {}, []
+        for found in declaration.found:
+            claim = next((_CLAIMS[one] for one in _modules(found) if one in _CLAIMS), None)
+            if claim is None:
+                names[found.name] = self._free_name(found.name, names)
+                fresh.append(found)
+            elif claim.ledger() is self.ledger:
+                names[found.name] = claim.name_of(found)
+            else:
+                holder = getattr(claim.ledger(), "owner", "a ledger that is gone")
+                advice = "Disable that offload first, or share its ledger: offload(..., ledger=handle.ledger)."
+                raise OwnershipError(found.name, f"the ledger of {holder}", declaration.owner, advice)
+        return names, fresh
+
+    def _free_name(self, name: str, names: dict[str, str]) -> str:
+        taken = {*self.attached, *names.values()}
+        return next(one for i in range(1, 10_000) if (one := name if i == 1 else f"{name}#{i}") not in taken)
+
+    def _load_list(self, fresh: list[Found]) -> tuple[list[Cargo], list[Component]]:
+        """Cargo and records; tensors whose bytes two components share go to a resident of their own."""
+        owners = {(id(slot.module), slot.name): found for found in fresh for slot in _slots(found)}
+        runs: dict[int, list[list[Extent]]] = {id(found): [] for found in fresh}
+        shared: list[list[Extent]] = []
+        for run in overlapping(extents(slot for found in fresh for slot in found.area.slots())):
+            slots = [slot for one in run for slot in one.slots]
+            holders = {id(owners[id(slot.module), slot.name]) for slot in slots}
+            (runs[holders.pop()] if len(holders) == 1 else shared).append(run)
+        if shared:
+            fresh.append(self._shared(fresh, shared))
+            runs[id(fresh[-1])] = shared
+        cargoes = []
+        for found in fresh:
+            cargo = Cargo(found.name, found.area, crosses=self._crosses)
+            cargo.declare(runs[id(found)])
+            cargoes.append(cargo)
+        return cargoes, [_record(found, cargo) for found, cargo in zip(fresh, cargoes, strict=True)]
+
+    def _shared(self, fresh: list[Found], shared: list[list[Extent]]) -> Found:
+        slots = [slot for run in shared for one in run for slot in one.slots]
+        for found in fresh:
+            found.area.leave_out(slots=slots)
+        return Found(self._free_name(SHARED, {}), Role.RESIDENT, True, FixedArea(slots), SHARED)
+
+    def _make_masters(self, cargoes: list[Cargo], components: list[Component], undo: ExitStack) -> None:
+        if self.device.type == "cpu":
+            mappings = FileMappings()
+            for cargo in cargoes:
+                cargo.master(None)
+                cargo.stay(mappings)
+            return
+        limit = pinnable_bytes() if self.policy.pinned_limit is None else self.policy.pinned_limit
+        pool = self.policy.pin_memory and self._registrar is None
+        budget = PinBudget(limit if self.policy.pin_memory else 0, self._registrar, pool)
+        if not self.policy.pin_memory:
+            budget.said = True  # as asked
+        for cargo, component in zip(cargoes, components, strict=True):
+            undo.callback(cargo.send_back)
+            cargo.master(None if component.resident else budget)
+
+    def _attach(self, found: Found, component: Component, undo: ExitStack) -> Attached:
+        attached = Attached(found, component)
+
+        def later(step: Callable[[], None]) -> None:
+            attached.undo.append(step)
+            undo.callback(step)
+
+        for _, module in found.called:
+            later(announce(unwrapped(module), self.device))
+            if not component.resident:
+                self._hook(component.name, module, later)
+        return attached
+
+    def _bind_split_models(self, fresh: list[Found], undo: ExitStack) -> None:
+        for model in {id(found.split): found.split for found in fresh if found.split is not None}.values():
+            names = {found.part: found.name for found in fresh if found.split is model and found.part}
+            bind(model, self.ledger, names)
+            undo.callback(unbind, model)
+            for found in fresh:
+                if found.split is model:
+                    self.attached[found.name].undo.append(partial(unbind, model))
+
+    def _hook(self, name: str, module: nn.Module, later: Callable[[Callable[[], None]], None]) -> None:
+        hook = CallHook(self.ledger, name, self.device)
+        hook.attach(module)
+        later(hook.detach)
+        inner = unwrapped(module)
+        declared = self.policy.entry_points.get(name, ())
+        opening = entry_points(inner, tuple(declared), name)
+        wrappers = [EntryPoint(inner, one, self.ledger, name, self.device) for one in opening]
+        plain = [one for one in other_methods(inner) if one not in opening]
+        for wrapper in [*wrappers, *(Advised(inner, one, self.ledger, name, self.device) for one in plain)]:
+            wrapper.attach()
+            later(wrapper.detach)
+
+    # --- small things -------------------------------------------------------------------------------------
+
+    def _conflict(self, one: Component, other: Component) -> bool:
+        everything = one.name in self._everything and other.name in self._everything
+        return conflict(one, other, exclusive_encoders=self.policy.exclusive_encoders, everything=everything)
+
+    def _rivals(self, one: str, other: str) -> bool:
+        return other in self.ledger.rivals(one)
+
+    def _swapped(self) -> list[str]:
+        return [one.name for one in self.ledger.components if not one.resident]
+
+    def _forget(self, components: list[Component]) -> None:
+        for one in components:
+            self.mover.forget(one.name)
+            self.attached.pop(one.name, None)
+
+    def _refuse_nothing_to_swap(self, declaration: Declaration, components: list[Component]) -> None:
+        everyone = [*components, *self.ledger.components]
+        if declaration.everything:
+            self._everything |= {one.name for one in components}
+        if not any(self._conflict(one, other) for one in components for other in everyone):
+            listed = ", ".join(f"{one.name} ({one.role})" for one in components) or "nothing"
+            raise DeclarationError(
+                declaration.owner,
+                f"has nothing to swap; found: {listed}.",
+                "Offload needs two components that exclude each other: a DiT and an encoder, two DiTs, or a split model.",
+            )
+
+
+_FLEETS: weakref.WeakKeyDictionary[ResidencyLedger, Fleet] = weakref.WeakKeyDictionary()
+_CLAIMS: weakref.WeakKeyDictionary[nn.Module, Claim] = weakref.WeakKeyDictionary()
+
+
+def fleet_of(ledger: ResidencyLedger) -> Fleet:
+    """The fleet behind a handle's ledger."""
+    return _FLEETS[ledger]
+
+
+def _modules(found: Found) -> list[nn.Module]:
+    return [unwrapped(module) for _, module in found.called] + ([found.split] if found.split is not None else [])
+
+
+def _slots(found: Found) -> list[Slot]:
+    slots = list(found.area.slots())
+    for slot in slots:
+        refuse_unmovable(found.name, slot)
+    return slots
+
+
+def _record(found: Found, cargo: Cargo) -> Component:
+    return Component(
+        name=found.name,
+        role=found.role,
+        bytes=sum(align(group.nbytes) for group in cargo.groups),
+        tensors=sum(1 for _ in cargo.members()),
+        resident=found.resident,
+        model=found.model,
+    )

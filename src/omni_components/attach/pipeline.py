@@ -1,0 +1,295 @@
+"""offload(): the public face. One handle per target; enable is all or nothing, disable idempotent."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from ..components.component import Component
+from ..components.discovery import Declaration, discover, loose_tensors
+from ..components.recipes import follows_its_sequence, from_diffusers, is_diffusers_pipeline
+from ..errors import DeclarationError, PolicyError, ResidencyWarning, UnknownComponentError
+from ..policy import OffloadPolicy
+from ..protocols import SupportsOmniOffload
+from ..report.report import ResidencyReport
+from ..residency.events import ResidencyEvent
+from ..residency.ledger import ResidencyLedger
+from ..residency.scope import OffloadScope
+from ..transfer.device import resolve_device
+from .diffusers import refuse_other_offload, release_at_end
+from .fleet import Fleet, fleet_of
+
+_HANDLE = "_omni_offload_handle"
+_DELEGATING: set[int] = set()
+
+
+def offload(
+    target: Any,
+    device: torch.device | str | None = None,
+    *,
+    policy: OffloadPolicy | None = None,
+    ledger: ResidencyLedger | None = None,
+    **fields: Any,
+) -> Offload:
+    """Keep exactly one of each exclusive set of a target's components on the device.
+
+    Args:
+        target: A pipeline with the lists of ``SupportsComponentDiscovery``, a ``SplitModel``, any diffusers
+            pipeline, or whatever brings ``enable_omni_model_cpu_offload`` itself.
+        device: Where it computes; ``None`` takes the accelerator if there is one, else the CPU.
+        policy: How components take turns.
+        ledger: Another handle's ledger, to share it: modules that both declare are one component.
+        **fields: Single fields of the policy, such as ``vae="exclusive"``.
+
+    Returns:
+        The handle, also a context manager that disables at its end. For a target that is enabled with the
+        same device and policy: its handle. With others: the first is undone, then the new one holds.
+
+    Raises:
+        DeclarationError: What the target declares cannot be carried out.
+        PolicyError: A field or the device is not possible.
+        UnsupportedTensorError: A tensor that cannot be moved.
+        OwnershipError: A module belongs to another ledger.
+        TransferError: The residents do not fit on the device.
+    """
+    wanted = OffloadPolicy.of(policy, fields)
+    place = resolve_device(device)
+    existing: Offload | None = vars(target).get(_HANDLE)
+    if existing is not None and existing.enabled:
+        if existing.serves(place, wanted, ledger):
+            return existing
+        existing.disable()
+    if _brings_its_own(target):
+        return _delegated(target, place, wanted)
+    return _enable(target, place, wanted, ledger)
+
+
+class Offload:
+    """A handle on an offloaded target; as a context manager it disables at the end.
+
+    Attributes:
+        ledger: The one record of who is on the device.
+        execution_device: Where the target computes, whatever is on it now.
+        policy: The policy in force.
+    """
+
+    def __init__(self, target: Any, device: torch.device, policy: OffloadPolicy, fleet: Fleet | None) -> None:
+        self._target = target
+        self._fleet = fleet
+        self._names: dict[str, str] = {}
+        self._undo = ExitStack()
+        self.execution_device = device
+        self.policy = policy
+        self.enabled = False
+
+    # --- what it tells ------------------------------------------------------------------------------------
+
+    @property
+    def ledger(self) -> ResidencyLedger:
+        """The ledger; a target that brings its own offload has none."""
+        if self._fleet is None:
+            owner = type(self._target).__name__
+            raise DeclarationError(owner, "brings its own offload and keeps no ledger.", "Ask the target itself.")
+        return self._fleet.ledger
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """This target's components, in the order of declaration."""
+        if self._fleet is None:
+            return ()
+        mine = set(self._names.values())
+        return tuple(one for one in self.ledger.components if one.name in mine)
+
+    @property
+    def events(self) -> tuple[ResidencyEvent, ...]:
+        """The history, oldest first."""
+        return () if self._fleet is None else tuple(self.ledger.history)
+
+    def report(self) -> ResidencyReport:
+        """What moved, what it cost, and who was there when."""
+        fleet = self._fleet
+        return ResidencyReport.of(self.ledger, fleet.mover.facts(), str(self.execution_device)) if fleet else ResidencyReport.empty(str(self.execution_device))
+
+    # --- what it does -------------------------------------------------------------------------------------
+
+    def scope(self, name: str, *, timeout: float | None = None) -> OffloadScope:
+        """A ``with`` block inside which a component is on the device."""
+        return self.ledger.scope(self._name(name), timeout=timeout)
+
+    def load(self, name: str) -> None:
+        """Bring a component in ahead of its scope."""
+        self.ledger.load(self._name(name))
+
+    def release(self, *, free_arena: bool = False) -> None:
+        """Send every unpinned component home (the end of a request)."""
+        if self._fleet is not None:
+            self.ledger.release(free_arena=free_arena)
+
+    @contextmanager
+    def editing(self, name: str) -> Iterator[None]:
+        """A scope for edits that leave no trace (``.data`` arithmetic): at its end the master takes the values.
+
+        Also when the body raises: what was written so far is kept, as it would be without offload.
+        """
+        with self.scope(name):
+            try:
+                yield
+            finally:
+                assert self._fleet is not None
+                self._fleet.mover.save(self._name(name))
+
+    def disable(self, to: torch.device | str | None = None) -> None:
+        """Take everything off. Idempotent.
+
+        Args:
+            to: Where the weights go afterwards; ``None`` leaves them on the host. Going there needs room for
+                all of them.
+
+        Raises:
+            ScopeError: A scope is open; nothing was changed.
+        """
+        if self.enabled:
+            if self._fleet is not None:
+                self._fleet.drop(list(self._names.values()))
+            self.enabled = False
+            self._undo.close()
+            vars(self._target).pop(_HANDLE, None)
+        if to is not None:
+            self._target.to(torch.device(to))
+
+    def serves(self, device: torch.device, policy: OffloadPolicy, ledger: ResidencyLedger | None) -> bool:
+        """Whether it already is what a second ``offload()`` asks for."""
+        same_ledger = ledger is None or (self._fleet is not None and ledger is self._fleet.ledger)
+        return same_ledger and device == self.execution_device and policy == self.policy
+
+    def __enter__(self) -> Offload:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.disable()
+
+    def __repr__(self) -> str:
+        state = "enabled" if self.enabled else "disabled"
+        names = ", ".join(one.name for one in self.components) if self.enabled else ""
+        return f"<Offload of {type(self._target).__name__} on {self.execution_device}, {state}: {names}>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None  # a copy of the target is not offloaded
+
+    def __reduce__(self) -> Any:
+        return _no_handle, ()
+
+    def _name(self, name: str) -> str:
+        if name not in self._names:
+            raise UnknownComponentError(name, tuple(self._names), type(self._target).__name__)
+        return self._names[name]
+
+
+def _no_handle() -> None:
+    return None
+
+
+class OmniOffloadMixin:
+    """Gives a pipeline or model the pair that vLLM-Omni's backend, and this package, drive."""
+
+    def enable_omni_model_cpu_offload(
+        self,
+        *,
+        device: torch.device | str,
+        pin_memory: bool = True,
+        use_hsdp: bool = False,
+        offload_components: Collection[str] | None = None,
+    ) -> Offload:
+        """Enable offload, all or nothing.
+
+        Args:
+            device: Where it computes.
+            pin_memory: Pin the masters.
+            use_hsdp: Weights are sharded over devices; not possible here.
+            offload_components: Roles that take turns; ``None``: all.
+
+        Raises:
+            PolicyError: ``use_hsdp`` is set, or a role is unknown or missing.
+        """
+        if use_hsdp:
+            raise PolicyError("use_hsdp", use_hsdp, "False: sharded weights stay on their devices")
+        return offload(self, device, pin_memory=pin_memory, offload_components=offload_components)
+
+    def disable_omni_model_cpu_offload(self) -> None:
+        """Undo it. Idempotent."""
+        handle: Offload | None = vars(self).get(_HANDLE)
+        if handle is not None:
+            handle.disable()
+
+
+# --- enabling -------------------------------------------------------------------------------------------
+
+
+def _enable(target: Any, device: torch.device, policy: OffloadPolicy, ledger: ResidencyLedger | None) -> Offload:
+    declaration = from_diffusers(target, policy) if follows_its_sequence(target) else discover(target, policy)
+    for found in declaration.found:
+        for path, module in found.called:
+            refuse_other_offload(path, module)
+    fleet = _fleet(declaration, device, policy, ledger)
+    handle = Offload(target, device, policy, fleet)
+    handle._names = fleet.take_on(declaration)
+    handle.enabled = True
+    if is_diffusers_pipeline(target):
+        handle._undo.callback(release_at_end(target, fleet.ledger))
+    vars(target)[_HANDLE] = handle
+    _warn_of_loose_tensors(declaration)
+    return handle
+
+
+def _fleet(
+    declaration: Declaration, device: torch.device, policy: OffloadPolicy, ledger: ResidencyLedger | None
+) -> Fleet:
+    if ledger is None:
+        keep = policy.arena == "keep" or (policy.arena is None and not declaration.everything)
+        return Fleet(device, policy, keep_arena=keep, owner=declaration.owner)
+    fleet = fleet_of(ledger)
+    if fleet.device != device:
+        raise PolicyError("device", str(device), f"{fleet.device}, the device of the shared ledger")
+    return fleet
+
+
+def _warn_of_loose_tensors(declaration: Declaration) -> None:
+    loose = loose_tensors(declaration.found)
+    if loose:
+        shown = ", ".join(loose[:5]) + (f" and {len(loose) - 5} more" if len(loose) > 5 else "")
+        text = f"{declaration.owner}: tensors that are neither parameters nor buffers stay where they are: {shown}. "
+        warnings.warn(text + "Register them as buffers if the forward pass uses them.", ResidencyWarning, stacklevel=4)
+
+
+# --- delegating -----------------------------------------------------------------------------------------
+
+
+def _brings_its_own(target: Any) -> bool:
+    if id(target) in _DELEGATING or not isinstance(target, SupportsOmniOffload):
+        return False
+    return type(target).enable_omni_model_cpu_offload is not OmniOffloadMixin.enable_omni_model_cpu_offload
+
+
+def _delegated(target: Any, device: torch.device, policy: OffloadPolicy) -> Offload:
+    """The target enables itself; if it does so through ``offload(self)``, that handle is the answer."""
+    roles = {} if policy.offload_components is None else {"offload_components": policy.offload_components}
+    _DELEGATING.add(id(target))
+    try:
+        target.enable_omni_model_cpu_offload(device=device, pin_memory=policy.pin_memory, **roles)
+    finally:
+        _DELEGATING.discard(id(target))
+    inner: Offload | None = vars(target).get(_HANDLE)
+    if inner is not None and inner.enabled:
+        return inner
+    handle = Offload(target, device, policy, None)
+    handle.enabled = True
+    handle._undo.callback(target.disable_omni_model_cpu_offload)
+    vars(target)[_HANDLE] = handle
+    return handle

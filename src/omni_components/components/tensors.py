@@ -1,0 +1,321 @@
+"""Tensors of a component, grouped by the memory they share; the ONE place that rebinds a module's tensors.
+
+A *slot* is where a module registers a tensor. A *member* is one tensor with all its slots. A *group* is the
+members whose bytes overlap: it moves as one range of bytes, so that aliases stay aliases.
+
+A member crosses in one of two ways, chosen once, at attach:
+
+* ``.data =`` keeps the tensor object (``id(p)`` constant), where the device allows it;
+* elsewhere (PrivateUse1) the slots change between two stable objects that share one attribute dictionary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UnsupportedTensorError
+
+ALIGNMENT = 256  # bytes; what CUDA's allocator gives a fresh tensor, and kernels count on
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """Where a module registers a tensor."""
+
+    module: nn.Module
+    table: dict[str, torch.Tensor | None]
+    name: str
+    path: str
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """What is registered there now."""
+        return self.table.get(self.name)
+
+    def put(self, tensor: torch.Tensor) -> None:
+        """Register another tensor, as the module itself would."""
+        if self.table.get(self.name) is tensor:
+            return  # already there
+        if type(self.module).__setattr__ is nn.Module.__setattr__:
+            self.table[self.name] = tensor
+        else:
+            setattr(self.module, self.name, tensor)  # an RNN, say, keeps a second list of its weights
+
+
+def own_slots(path: str, module: nn.Module) -> Iterator[Slot]:
+    """The filled slots of one module, without its children."""
+    for table in (module._parameters, module._buffers):
+        for name, tensor in table.items():
+            if tensor is not None:
+                yield Slot(module, table, name, join(path, name))
+
+
+def join(path: str, name: str) -> str:
+    """A dotted path one segment longer; an empty part adds nothing."""
+    return f"{path}.{name}" if path and name else path or name
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One tensor of a group.
+
+    Attributes:
+        slots: Where it is registered.
+        host: The object registered while the component is on the host.
+        device: The object registered while it is on the device; ``host`` itself where ``.data =`` crosses.
+        geometry: Size, stride and offset (elements from the start of the group), which never change.
+        home: The view of the master.
+        away: The view of the device memory, ``None`` while there is none.
+        version: The version counter when it was bound; a write moves it.
+    """
+
+    slots: list[Slot]
+    host: torch.Tensor
+    device: torch.Tensor | None
+    geometry: tuple[tuple[int, ...], tuple[int, ...], int]
+    home: torch.Tensor
+    away: torch.Tensor | None = None
+    version: int = 0
+
+    @property
+    def path(self) -> str:
+        """Its first name."""
+        return self.slots[0].path
+
+    def view(self, raw: torch.Tensor) -> torch.Tensor:
+        """This member's view of a group's bytes, whichever side they are on."""
+        size, stride, offset = self.geometry
+        view = torch.empty(0, dtype=self.host.dtype, device=raw.device)
+        return view.set_(raw.untyped_storage(), offset, size, stride)  # type: ignore[call-overload, no-any-return]
+
+    def bind_host(self) -> None:
+        """Register the master."""
+        if self.host.data_ptr() != self.home.data_ptr() or self.host.device != self.home.device:
+            self.host.data = self.home
+        for slot in self.slots:
+            slot.put(self.host)
+
+    def bind_device(self) -> None:
+        """Register the device memory."""
+        assert self.away is not None
+        if self.device is self.host:
+            self.host.data = self.away
+        elif self.device is None:
+            self.device = twin(self.host, self.away)
+        elif self.device.data_ptr() != self.away.data_ptr():
+            self.device.data = self.away
+        for slot in self.slots:
+            slot.put(self.device)
+        self.version = self.device._version
+
+    def written(self) -> bool:
+        """Whether someone wrote to it on the device since it was bound."""
+        return self.device is not None and self.device._version != self.version
+
+    def sound(self, present: bool) -> bool:
+        """Whether the bound object still lies on the memory that the mover put it on."""
+        bound, view = (self.device, self.away) if present else (self.host, self.home)
+        if bound is None or view is None:
+            return False
+        return bound.data_ptr() == view.data_ptr() and bound.dtype is view.dtype
+
+    def intact(self, present: bool) -> bool:
+        """Whether, besides, every slot still has the object that the mover put there."""
+        bound = self.device if present else self.host
+        return all(slot.table.get(slot.name) is bound for slot in self.slots) and self.sound(present)
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Members that share bytes; ``source`` is the master: a uint8 tensor over exactly these bytes.
+
+    Attributes:
+        offset: Where it starts in the component's layout, in bytes.
+        packed: It travels with the slab that its master lies in; otherwise by itself.
+    """
+
+    members: list[Member]
+    source: torch.Tensor
+    offset: int = 0
+    packed: bool = False
+    raw: torch.Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the group, each once."""
+        return self.source.numel()
+
+    def rehome(self, source: torch.Tensor) -> None:
+        """Make other host memory, which holds the same bytes, the master; binding is a step of its own."""
+        self.source = source
+        for member in self.members:
+            member.home = member.view(source)
+
+    def bind_host(self) -> None:
+        """Register the master everywhere."""
+        for member in self.members:
+            member.bind_host()
+
+    def settle(self, raw: torch.Tensor) -> None:
+        """Make device memory this group's place; its views are built once for each place."""
+        if self.raw is raw:
+            return  # same place as last time
+        self.raw = raw
+        for member in self.members:
+            member.away = member.view(raw)
+
+    def leave(self) -> None:
+        """Let go of the device memory, so that it can be freed."""
+        self.raw = None
+        for member in self.members:
+            if member.device is not None and member.device is not member.host and member.away is not None:
+                member.device.data = torch.empty(0, dtype=member.away.dtype, device=member.away.device)
+            member.away = None
+
+
+def own_storage(raw: torch.Tensor) -> torch.Tensor:
+    """The same bytes as a tensor with a storage of its own, exactly as large, which keeps the memory alive.
+
+    Saving, copying or counting one weight then never takes the whole slab or arena with it.
+    """
+    if raw.numel() == 0:
+        return torch.empty(0, dtype=torch.uint8, device=raw.device)
+    return torch.from_dlpack(torch.utils.dlpack.to_dlpack(raw))  # type: ignore[attr-defined, no-any-return]
+
+
+def twin(original: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    """A second object of the same class over other data; both share one attribute dictionary."""
+    if isinstance(original, nn.Parameter):
+        copy = torch.Tensor._make_subclass(type(original), data, original.requires_grad)
+    elif type(original) is torch.Tensor:
+        copy = data.detach()
+    else:
+        copy = data.as_subclass(type(original))
+    if hasattr(original, "__dict__"):
+        copy.__dict__ = original.__dict__  # an attribute set on one side is seen on the other
+    return copy
+
+
+def refuse_unmovable(component: str, slot: Slot) -> None:
+    """Raise for a tensor that has no bytes of its own to move.
+
+    Raises:
+        UnsupportedTensorError: It names the tensor, the reason and what to do.
+    """
+    tensor: Any = slot.tensor
+    if isinstance(tensor, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
+        raise UnsupportedTensorError(component, slot.path, "is not initialised", "Run the module once before enabling.")
+    if torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor) or _is_wrapper(tensor):
+        kind = type(tensor).__name__
+        raise UnsupportedTensorError(component, slot.path, f"is a {kind}", "Declare the component as resident.")
+    if tensor.is_meta:
+        raise UnsupportedTensorError(component, slot.path, "is on the meta device", "Load the weights before enabling.")
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        reason = f"is not a plain strided tensor ({tensor.layout})"
+        raise UnsupportedTensorError(component, slot.path, reason, "Declare the component as resident.")
+
+
+def _is_wrapper(tensor: torch.Tensor) -> bool:
+    has_dispatch = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    return has_dispatch and type(tensor) is not nn.Parameter
+
+
+# --- grouping -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Extent:
+    """The bytes ``[low, high)`` of a storage that one tensor covers."""
+
+    storage: tuple[str, int]
+    low: int
+    high: int
+    tensor: torch.Tensor
+    slots: list[Slot]
+
+
+def extents(slots: Iterable[Slot]) -> list[Extent]:
+    """One extent per distinct tensor, with all its slots, sorted by place in memory."""
+    found: dict[int, Extent] = {}
+    for slot in slots:
+        tensor = slot.tensor
+        if tensor is None:
+            continue
+        if id(tensor) in found:
+            found[id(tensor)].slots.append(slot)
+        else:
+            found[id(tensor)] = _extent(tensor, slot)
+    return sorted(found.values(), key=lambda one: (one.storage, one.low))
+
+
+def _extent(tensor: torch.Tensor, slot: Slot) -> Extent:
+    storage = tensor.untyped_storage()
+    size = tensor.element_size()
+    low = tensor.storage_offset() * size
+    reach = sum((count - 1) * stride for count, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    high = low + (reach + 1) * size if tensor.numel() else low
+    # An empty tensor has no address: it is alone in its group.
+    place = storage.data_ptr() if storage.nbytes() else -id(tensor)
+    return Extent((str(tensor.device), place), low, high, tensor, [slot])
+
+
+def overlapping(found: Iterable[Extent]) -> Iterator[list[Extent]]:
+    """Sorted extents in runs whose bytes overlap."""
+    run: list[Extent] = []
+    high = 0
+    for one in found:
+        if run and (one.storage != run[0].storage or one.low >= high):
+            yield run
+            run, high = [], 0
+        run.append(one)
+        high = max(high, one.high)
+    if run:
+        yield run
+
+
+def make_group(run: list[Extent], *, crosses: bool, partners: Mapping[int, torch.Tensor] | None = None) -> Group:
+    """A group over the memory where its tensors are now; nothing moves or is rebound.
+
+    Args:
+        run: Extents whose bytes overlap.
+        crosses: Whether ``.data =`` can carry a host tensor object to the device and back.
+        partners: The object of the other side for tensors (by ``id``) that have one already.
+    """
+    low = min(one.low for one in run) // 16 * 16  # a multiple of every element size
+    high = max(one.high for one in run)
+    members = []
+    for one in run:
+        tensor = one.tensor
+        offset = tensor.storage_offset() - low // tensor.element_size()
+        geometry = (tuple(tensor.shape), tuple(tensor.stride()), offset)
+        host, device = _objects(tensor, crosses, (partners or {}).get(id(tensor)))
+        here = tensor.detach()
+        away = here if here.device.type != "cpu" else None
+        version = device._version if device is not None else 0
+        members.append(Member(one.slots, host, device, geometry, home=here, away=away, version=version))
+    return Group(members, _bytes_of(run[0].tensor, low, high))
+
+
+def _bytes_of(tensor: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())  # type: ignore[call-overload]
+    return whole[low:high]  # type: ignore[no-any-return]
+
+
+def _objects(
+    tensor: torch.Tensor, crosses: bool, partner: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The objects for the two sides; ``None`` for one that is made at its first use."""
+    on_host = tensor.device.type == "cpu"
+    if tensor.is_inference():
+        # It has no version counter, so that a write would go unseen: a normal tensor takes its place.
+        tensor = twin(tensor, torch.empty_like(tensor))
+    if crosses:
+        return tensor, tensor
+    if on_host:
+        return tensor, partner
+    return partner if partner is not None else twin(tensor, torch.empty(0, dtype=tensor.dtype)), tensor

@@ -1,0 +1,164 @@
+"""The book: each component's state, pins and rivals. Its owner holds the mutex while it reads or writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from ..components.component import Component
+from ..errors import BudgetError, InvariantError, OwnershipError, UnknownComponentError
+from .graph import peak_bytes
+from .scope import OffloadScope
+from .threads import ThreadStack
+
+
+class State(Enum):
+    """Where a component is, told by who holds memory for it."""
+
+    HOST = auto()  # only the master's bytes
+    LOADING = auto()  # host and device bytes are both reserved
+    DEVICE = auto()  # device bytes are in use; the master stays for the way back
+    EVICTING = auto()  # device bytes are still held
+
+
+LEGAL = {
+    (State.HOST, State.LOADING),
+    (State.LOADING, State.DEVICE),
+    (State.LOADING, State.HOST),  # rollback
+    (State.DEVICE, State.EVICTING),
+    (State.EVICTING, State.HOST),
+    (State.EVICTING, State.DEVICE),  # rollback
+}
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A component in the book.
+
+    ``scopes`` are its open scopes: pins are counted, never stored, so they cannot drift. An entry on the
+    host with open scopes is suspended: a nested rival of the same thread has its place.
+    """
+
+    component: Component
+    bytes: int
+    state: State = State.HOST
+    scopes: list[OffloadScope] = field(default_factory=list)
+    rivals: list[Entry] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The component's name."""
+        return self.component.name
+
+
+class Book:
+    """Entries by name, and the bytes they hold on the device."""
+
+    def __init__(self, owner: str, capacity: int | None) -> None:
+        self.owner = owner
+        self.capacity = capacity
+        self.entries: dict[str, Entry] = {}
+        self.held = 0
+
+    def __getitem__(self, name: str) -> Entry:
+        try:
+            return self.entries[name]
+        except KeyError:
+            raise UnknownComponentError(name, tuple(self.entries), self.owner) from None
+
+    def admit(self, components: Sequence[Component], conflicts: Callable[[Component, Component], bool]) -> None:
+        """Enter components with their conflicts, all or none."""
+        fresh = {one.name: Entry(one, one.bytes) for one in components}
+        taken = next((name for name in fresh if name in self.entries), None)
+        if taken is not None:
+            raise OwnershipError(taken, self.owner, "a second component", "Give the components different names.")
+        everyone = {**self.entries, **fresh}
+        for entry in fresh.values():
+            self.check_budget(entry, everyone.values())
+        links = [
+            (one, other)
+            for one in fresh.values()
+            for other in everyone.values()
+            if one is not other and conflicts(one.component, other.component)
+        ]
+        for one, other in links:
+            if other not in one.rivals:
+                one.rivals.append(other)
+            if one not in other.rivals:
+                other.rivals.append(one)
+        self.entries = everyone
+
+    def strike(self, gone: Iterable[Entry]) -> None:
+        """Take entries out; they are on the host."""
+        for entry in gone:
+            for rival in entry.rivals:
+                rival.rivals.remove(entry)
+            self.entries = {name: one for name, one in self.entries.items() if one is not entry}
+
+    def step(self, entry: Entry, state: State) -> None:
+        """The one place where a state changes."""
+        if (entry.state, state) not in LEGAL:
+            raise InvariantError("I6 rest", f"{entry.name!r} cannot go from {entry.state.name} to {state.name}")
+        if entry.state is State.HOST:
+            self.held += entry.bytes
+        elif state is State.HOST:
+            self.held -= entry.bytes
+        entry.state = state
+
+    def resize(self, entry: Entry, size: int) -> None:
+        """A component has grown or shrunk by what was found in its slots."""
+        if entry.state is not State.HOST:
+            self.held += size - entry.bytes
+        entry.bytes = size
+
+    def check_budget(self, entry: Entry, everyone: Iterable[Entry] | None = None) -> None:
+        """Refuse a component that cannot fit beside the residents, before anything moves."""
+        if self.capacity is None:
+            return  # no limit
+        others = [one for one in everyone or self.entries.values() if one.component.resident and one is not entry]
+        held = sum(one.bytes for one in others)
+        if held + entry.bytes > self.capacity:
+            raise BudgetError(entry.name, entry.bytes, self.capacity, held, [one.name for one in others])
+
+    def predicted_peak(self) -> int:
+        """Bytes of the heaviest set of components that may be on the device together."""
+        sizes = {name: entry.bytes for name, entry in self.entries.items()}
+        return peak_bytes(sizes, {name: [one.name for one in entry.rivals] for name, entry in self.entries.items()})
+
+    def needed(self, stack: ThreadStack) -> list[Entry]:
+        """What a thread's innermost body needs: its component, and outer ones that it does not exclude."""
+        needed: list[Entry] = []
+        for scope in reversed(stack.scopes):
+            entry = self.entries[scope.name]
+            if entry not in needed and not any(entry in one.rivals for one in needed):
+                needed.append(entry)
+        return needed
+
+    def stacks(self) -> list[ThreadStack]:
+        """The threads with open scopes."""
+        found = {id(scope.stack): scope.stack for one in self.entries.values() for scope in one.scopes if scope.stack}
+        return list(found.values())
+
+    def pin(self, scope: OffloadScope, entry: Entry, stack: ThreadStack) -> None:
+        """Open a scope: one more pin."""
+        scope.stack = stack
+        stack.scopes.append(scope)
+        entry.scopes.append(scope)
+
+    def unpin(self, scope: OffloadScope) -> None:
+        """Close a scope; may be called again after an interrupt."""
+        if scope.stack is None:
+            return  # closed already
+        for scopes in (scope.stack.scopes, self.entries[scope.name].scopes):
+            if scope in scopes:
+                scopes.remove(scope)
+        scope.stack = scope.call = None
+
+    def reap(self) -> None:
+        """Close scopes that nobody can leave any more."""
+        if not any(entry.scopes for entry in self.entries.values()):
+            return  # the usual case
+        for stack in self.stacks():
+            for scope in stack.dead():
+                self.unpin(scope)

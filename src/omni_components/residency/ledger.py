@@ -1,0 +1,386 @@
+"""The one record of who is on the device, and the only code that may change it.
+
+The invariant. ``check()`` asserts these numbers; every test names the ones it shows.
+
+* **I1 exclusion** Two conflicting components are never both off the host, not even for a moment: LOADING,
+  DEVICE and EVICTING all count.
+* **I2 presence** Inside a scope its component is on the device. After the scope it stays until a rival needs
+  the room.
+* **I3 one owner** Every storage belongs to exactly one component (grouped at attach, compared by ``audit``).
+* **I4 pins** A component's pins equal its open scopes; a pinned component is not evicted, except an outer
+  scope's by a nested rival in the same thread, and then it is back before the outer body resumes.
+* **I5 truth** The ledger agrees with where the tensors are; ``audit`` compares, tensor by tensor.
+* **I6 rest** Between calls nothing is half-moved. A switch that fails leaves every component whole.
+* **I7 nothing lost** When a component is on the host, its master holds the latest weights.
+* **I8 accounting** Device bytes held = residents + loaded components, never above the predicted peak.
+
+One thread moves at a time. The mutex guards the book only and is never held while bytes travel, so that
+scopes on components which are already present open meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from ..components.component import Component
+from ..errors import (
+    NESTING_ADVICE,
+    InvariantError,
+    ResidencyDeadlockError,
+    ResidencyTimeoutError,
+    ResidencyWarning,
+    ScopeError,
+)
+from ..policy import OffloadPolicy
+from ..protocols import Mover
+from .book import Book, Entry, State
+from .checks import problems
+from .events import Cause, EventKind, History
+from .scope import OffloadScope
+from .switch import Switch
+from .threads import ThreadStack
+from .turns import Turns, Waiter
+
+_NESTED = (
+    "{inner!r} runs inside a scope of its rival {outer!r}: each such pass costs two more switches. "
+    "Close the outer scope first where the order allows it."
+)
+
+
+class ResidencyLedger:
+    """Issues scopes and keeps the invariant above.
+
+    Args:
+        mover: Carries the bytes.
+        policy: How rivals may nest, the device memory that may be used, and how much history is kept.
+        owner: Whose ledger this is, for messages.
+    """
+
+    def __init__(self, mover: Mover, policy: OffloadPolicy | None = None, *, owner: str = "this ledger") -> None:
+        self.mover = mover
+        self.policy = policy or OffloadPolicy()
+        self.owner = owner
+        self.history = History(self.policy.history)
+        self._mutex = threading.Lock()
+        self._changed = threading.Condition(self._mutex)
+        self._book = Book(owner, self.policy.device_memory)
+        self._turns = Turns()
+        self._switch = Switch(self._book, mover, self.history, self._mutex)
+        self._local = threading.local()
+        self._warned: set[tuple[str, str]] = set()
+
+    # --- who is declared, and where it is ---------------------------------------------------------------
+
+    def admit(self, components: Sequence[Component], conflicts: Callable[[Component, Component], bool]) -> None:
+        """Enter components, all of them or none; they start on the host.
+
+        Args:
+            components: New components.
+            conflicts: Whether two components exclude each other; asked for new-new and new-old pairs.
+
+        Raises:
+            OwnershipError: A name is taken.
+            BudgetError: A component does not fit into the policy's device memory.
+        """
+        with self._mutex:
+            self._book.admit(components, conflicts)
+            for one in components:
+                self._switch.record(EventKind.ENABLE, one.name, Cause.MANUAL)
+
+    def retire(self, names: Sequence[str]) -> None:
+        """Bring components home and strike them out.
+
+        Raises:
+            ScopeError: A scope is open on one of them; nothing was changed.
+        """
+        gone = [self._book[name] for name in names]
+        with self._turn(None, None):
+            pinned = next((entry.name for entry in gone if entry.scopes), None)
+            if pinned is not None:
+                raise ScopeError(pinned, "offload cannot be disabled while it is open.", "Leave the scope first.")
+            for entry in gone:
+                self._switch.evict(entry, Cause.MANUAL)
+            with self._mutex:
+                self._book.strike(gone)
+                for entry in gone:
+                    self._switch.record(EventKind.DISABLE, entry.name, Cause.MANUAL)
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """Everything declared, in the order of declaration."""
+        return tuple(entry.component for entry in self._book.entries.values())
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """The components on the device, residents included."""
+        return tuple(entry.name for entry in self._book.entries.values() if entry.state is State.DEVICE)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of residents and loaded components."""
+        return self._book.held
+
+    @property
+    def predicted_peak(self) -> int:
+        """Bytes of the heaviest set of components that may be on the device together."""
+        with self._mutex:
+            return self._book.predicted_peak()
+
+    def rivals(self, name: str) -> tuple[str, ...]:
+        """The components that must never be on the device together with this one."""
+        return tuple(rival.name for rival in self._book[name].rivals)
+
+    def state(self, name: str) -> State:
+        """Where a component is now."""
+        return self._book[name].state
+
+    def size(self, name: str) -> int:
+        """Device bytes of a component now; adopted tensors count."""
+        return self._book[name].bytes
+
+    def pins(self, name: str) -> int:
+        """How many scopes are open on a component."""
+        with self._mutex:
+            self._book.reap()
+            return len(self._book[name].scopes)
+
+    # --- scopes -------------------------------------------------------------------------------------------
+
+    def scope(self, name: str, *, cause: Cause = Cause.SCOPE, timeout: float | None = None) -> OffloadScope:
+        """A single-use context manager inside which the component is on the device.
+
+        Args:
+            name: The component.
+            cause: Who opens it, for the events.
+            timeout: Seconds to wait for rivals held by other threads; default: the policy's.
+
+        Raises:
+            UnknownComponentError: Nobody declared ``name``.
+        """
+        if name not in self._book.entries:
+            self._book[name]  # says which names there are
+        return OffloadScope(self, name, cause, self.policy.timeout if timeout is None else timeout)
+
+    def enter(self, scope: OffloadScope) -> None:
+        """Make the scope's component present and pin it (``with`` calls this)."""
+        if scope.used:
+            raise ScopeError(scope.name, "it was entered before; a scope is single-use.", "Ask for a new scope.")
+        scope.used = True
+        stack = self._mine()
+        try:
+            if not self._entered_at_once(scope, stack):
+                self._enter_in_turn(scope, stack)
+        except BaseException as error:
+            # An interrupt may come between any two steps, and __exit__ will not be called.
+            self._unpin(scope)
+            if scope.displaced:
+                self._restore_after(error, stack, scope.cause)
+            raise
+
+    def leave(self, scope: OffloadScope) -> None:
+        """Unpin, and bring back the outer component that the scope displaced (``with`` calls this)."""
+        stack = scope.stack
+        if stack is None:
+            raise ScopeError(scope.name, "it is not open.")
+        if stack is not self._mine():
+            raise ScopeError(scope.name, f"thread {stack.name} opened it, {self._mine().name} tried to leave it.")
+        if stack.scopes[-1] is not scope:
+            self._refuse_out_of_order(scope, stack)
+        try:
+            self._unpin(scope)
+        except BaseException:
+            self._unpin(scope)  # interrupted before it was done; a leaked pin would hold the device for ever
+            raise
+        finally:
+            if scope.displaced or stack.lost:
+                self._restore(stack, scope.cause)
+
+    def scope_of_call(self, name: str, call: FrameType | None) -> OffloadScope | None:
+        """This thread's open scope that a hook opened for one module call.
+
+        Args:
+            name: The component.
+            call: The frame of the call; where there is none (compiled code), the innermost hook's scope.
+        """
+        for scope in reversed(self._mine().scopes):
+            if scope.name == name and scope.cause is Cause.HOOK and scope.call is call:
+                return scope
+        return None
+
+    # --- on request -----------------------------------------------------------------------------------------
+
+    def load(self, name: str, *, timeout: float | None = None) -> None:
+        """Bring a component in ahead of its scope. Idempotent; it stays until a rival needs the room.
+
+        Raises:
+            ScopeError: This thread has a scope open on a rival, which must stay.
+        """
+        entry = self._book[name]
+        outer = self._displaced_by(entry, self._mine())
+        if outer:
+            raise ScopeError(name, f"it cannot be loaded ahead inside the scope of its rival {outer[0].name!r}.")
+        with self._turn(entry, timeout):
+            self._switch.bring(entry, Cause.MANUAL)
+
+    def release(self, *, free_arena: bool = False) -> None:
+        """Send every unpinned swappable component home (the end of a request). Idempotent.
+
+        Args:
+            free_arena: Also give the device memory in which components take turns back to the system.
+        """
+        with self._turn(None, None):
+            for entry in self._book.entries.values():
+                if not entry.component.resident and not entry.scopes:
+                    self._switch.evict(entry, Cause.RELEASE)
+            if free_arena:
+                self.mover.release_arena()
+
+    # --- the checks -------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Assert I1, I2, I4, I6 and I8 on the book.
+
+        Raises:
+            InvariantError: One does not hold: a bug of this package.
+        """
+        mine = self._mine()
+        with self._mutex:
+            self._book.reap()
+            problem = next(problems(self._book, self._turns, mine), None)
+        if problem is not None:
+            raise InvariantError(*problem)
+
+    def audit(self) -> None:
+        """``check()``, then compare with where every tensor is (I3, I5). Slow: it looks at each tensor.
+
+        Raises:
+            InvariantError: The ledger is untrue.
+        """
+        self.check()
+        with self._turn(None, None):
+            entries = self._book.entries.items()
+            differences = self.mover.audit({name: entry.state is State.DEVICE for name, entry in entries})
+        if differences:
+            raise InvariantError("I5 truth", "; ".join(differences))
+
+    # --- taking turns -------------------------------------------------------------------------------------------
+
+    def _entered_at_once(self, scope: OffloadScope, stack: ThreadStack) -> bool:
+        """The fast path: the component is there and nobody is, or comes first, in the way."""
+        with self._mutex:
+            entry = self._book.entries[scope.name]
+            if entry.state is not State.DEVICE:
+                return False
+            if not self._turns.idle() and not self._turns.may_share(Waiter(stack, entry)):
+                return False
+            self._book.pin(scope, entry, stack)
+            self.mover.touch(scope.name)
+            return True
+
+    def _enter_in_turn(self, scope: OffloadScope, stack: ThreadStack) -> None:
+        entry = self._book[scope.name]
+        self._allow_nesting(entry, stack)
+        with self._turn(entry, scope.timeout, cause=scope.cause):
+            scope.displaced = bool(self._displaced_by(entry, stack))
+            self._switch.bring(entry, scope.cause)
+            with self._mutex:  # before the turn ends, so that nobody evicts it in between
+                self._book.pin(scope, entry, stack)
+                self.mover.touch(scope.name)
+
+    def _restore(self, stack: ThreadStack, cause: Cause) -> None:
+        """Bring back what the scopes still open in this thread need, before their bodies resume."""
+        stack.lost = True  # until it is done: I2 knows that these bodies resume with an error
+        for entry in self._book.needed(stack):
+            if entry.state is not State.DEVICE:
+                with self._turn(entry, None, first=True, cause=cause):
+                    self._switch.bring(entry, cause)
+        stack.lost = False
+
+    def _restore_after(self, error: BaseException, stack: ThreadStack, cause: Cause) -> None:
+        """The same after a failure, which stays the error that the user sees."""
+        try:
+            self._restore(stack, cause)
+        except Exception as second:
+            if hasattr(error, "add_note"):
+                error.add_note(f"The enclosing scope's component could not be brought back: {second}")
+
+    @contextmanager
+    def _turn(
+        self, entry: Entry | None, timeout: float | None, *, first: bool = False, cause: Cause = Cause.MANUAL
+    ) -> Iterator[None]:
+        """Wait until nothing is in the way, then be the one thread that moves."""
+        waiter = Waiter(self._mine(), entry)
+        if self._turns.moving is not None and self._turns.moving.stack is waiter.stack:
+            raise ScopeError(waiter.name, "it was asked for while this thread moves bytes.", "This is a bug: report it.")
+        try:
+            with self._mutex:
+                self._wait(waiter, timeout, first, cause)
+                self._turns.moving = waiter
+            yield
+        finally:
+            with self._mutex:
+                if self._turns.moving is waiter:
+                    self._turns.moving = None
+                self._changed.notify_all()
+
+    def _wait(self, waiter: Waiter, timeout: float | None, first: bool, cause: Cause) -> None:
+        self._book.reap()
+        start = time.perf_counter()
+        waiters = self._turns.waiters
+        waiters.insert(0 if first else len(waiters), waiter)
+        try:
+            if not self._turns.blocked(waiter):
+                return  # its turn at once
+            ring = self._turns.ring(waiter)
+            if ring:
+                raise ResidencyDeadlockError(waiter.name, ring)
+            self._changed.notify_all()  # what the others wait for may have changed by this one
+            if not self._changed.wait_for(lambda: not self._turns.blocked(waiter), timeout):
+                raise ResidencyTimeoutError(waiter.name, timeout or 0.0, self._turns.holders(waiter))
+            self._switch.record(EventKind.WAIT, waiter.name, cause, start)
+        finally:
+            waiters.remove(waiter)
+
+    def _allow_nesting(self, entry: Entry, stack: ThreadStack) -> None:
+        for outer in self._displaced_by(entry, stack):
+            if self.policy.nesting == "error":
+                raise ScopeError(entry.name, f"its rival {outer.name!r} has an open scope here.", NESTING_ADVICE)
+            pair = (outer.name, entry.name)
+            if pair not in self._warned:
+                self._warned.add(pair)
+                text = _NESTED.format(inner=entry.name, outer=outer.name)
+                warnings.warn(text, ResidencyWarning, stacklevel=5)
+
+    def _displaced_by(self, entry: Entry, stack: ThreadStack) -> list[Entry]:
+        """Rivals that are here for this thread's own open scopes."""
+        with self._mutex:
+            self._book.reap()
+            mine = {scope.name for scope in stack.scopes}
+            return [rival for rival in entry.rivals if rival.name in mine and rival.state is State.DEVICE]
+
+    # --- small things -------------------------------------------------------------------------------------------
+
+    def _unpin(self, scope: OffloadScope) -> None:
+        with self._mutex:
+            self._book.unpin(scope)
+            if self._turns.waiters:
+                self._changed.notify_all()
+
+    def _refuse_out_of_order(self, scope: OffloadScope, stack: ThreadStack) -> None:
+        with self._mutex:
+            self._book.reap()
+        if scope.stack is None or stack.scopes[-1] is not scope:
+            inner = stack.scopes[-1].name if stack.scopes else "none"
+            raise ScopeError(scope.name, f"a scope of {inner!r} was opened inside it and is still open.")
+
+    def _mine(self) -> ThreadStack:
+        try:
+            return self._local.stack  # type: ignore[no-any-return]
+        except AttributeError:
+            self._local.stack = ThreadStack()
+            return self._local.stack  # type: ignore[no-any-return]

@@ -1,0 +1,190 @@
+"""`SimulatedAccelerator`: one or more simulated devices, for as long as a ``with`` block lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from omni_components.testing.simulated.backend import BACKEND, extension
+from omni_components.testing.simulated.records import AcceleratorStats, RaceReport
+from omni_components.testing.simulated.sizes import parse_bytes, parse_speed
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+CopyOrder = str | Callable[[int], int]
+_UNLIMITED = -1
+
+
+class SimulatedAccelerator:
+    """A torch device backed by host memory, with a capacity, counters, late copies and race reports.
+
+    The first use in a process builds a C++ extension (about half a minute, then cached) and registers the
+    device type ``sim``. While a block is open ``torch.accelerator.is_available()`` is true.
+
+    Args:
+        capacity: device bytes, as a number or ``"64MiB"``; None for no limit.
+        pinned_capacity: host bytes that may be pinned; None for no limit.
+        poison: fill free and not yet copied memory with NaN, and check that the host leaves the source of a
+            late copy alone. Each costs a pass over the memory: turn it off to measure time.
+        devices: how many devices; they are ``sim:0``, ``sim:1`` and so on, each with its own capacity.
+        copies: when non-blocking copies run, see `copies`.
+        link: speed of the link to the host, ``"25GB/s"``; None for a link that takes no time.
+        latency: seconds that each copy takes besides.
+    """
+
+    def __init__(
+        self,
+        capacity: int | str | None = None,
+        *,
+        pinned_capacity: int | str | None = None,
+        poison: bool = True,
+        devices: int = 1,
+        copies: CopyOrder = "lazy",
+        link: float | str | None = None,
+        latency: float = 0.0,
+    ) -> None:
+        self._capacity = _bytes_or_unlimited(capacity)
+        self._pinned_capacity = _bytes_or_unlimited(pinned_capacity)
+        self._poison = poison
+        self._devices = devices
+        self._copies = copies
+        self._speed = 0.0 if link is None else parse_speed(link)
+        self._latency = latency
+        self._first: int | None = None
+        self._extension: Any = None
+
+    def __enter__(self) -> SimulatedAccelerator:
+        if self._first is not None:
+            raise RuntimeError("this SimulatedAccelerator is already open")
+        self._extension = extension()
+        self._first = self._extension.open(self._devices)
+        self._configure()
+        self.copies = self._copies
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._extension.close(self._leader)
+        self._first = None
+
+    @property
+    def device(self) -> torch.device:
+        """The first device."""
+        return torch.device(BACKEND, self._leader)
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All devices."""
+        return tuple(torch.device(BACKEND, self._leader + offset) for offset in range(self._devices))
+
+    @property
+    def capacity(self) -> int | None:
+        """Device bytes, per device; None for no limit. Assign ``"64MiB"`` or a number to change it."""
+        return None if self._capacity == _UNLIMITED else self._capacity
+
+    @capacity.setter
+    def capacity(self, capacity: int | str | None) -> None:
+        self._capacity = _bytes_or_unlimited(capacity)
+        self._configure()
+
+    @property
+    def pinned_capacity(self) -> int | None:
+        """Host bytes that may be pinned; None for no limit."""
+        return None if self._pinned_capacity == _UNLIMITED else self._pinned_capacity
+
+    @pinned_capacity.setter
+    def pinned_capacity(self, capacity: int | str | None) -> None:
+        self._pinned_capacity = _bytes_or_unlimited(capacity)
+        self._configure()
+
+    def stats(self, device: torch.device | None = None) -> AcceleratorStats:
+        """The counters of a device, by default the first one."""
+        index = self._leader if device is None else device.index
+        return AcceleratorStats(**self._extension.stats(index))
+
+    def reset(self) -> None:
+        """Sets counters, peak, races and faults back; what is allocated stays allocated."""
+        self._extension.reset(self._leader)
+
+    @property
+    def races(self) -> list[RaceReport]:
+        """The races found since the last reset."""
+        names = RaceReport.__slots__
+        return [RaceReport(**dict(zip(names, race, strict=True))) for race in self._extension.races(self._leader)]
+
+    def expect_races(self) -> list[RaceReport]:
+        """Returns the races found so far and forgets them: for tests that cause them on purpose."""
+        races = self.races
+        self._extension.clear_races(self._leader)
+        return races
+
+    def label(self, tensor: torch.Tensor, name: str) -> None:
+        """Names the bytes that a tensor occupies now; race reports about them carry the name."""
+        if tensor.numel() == 0:
+            return
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        self._extension.label(tensor.data_ptr(), (last + 1) * tensor.element_size(), name)
+
+    def fail(
+        self,
+        *,
+        copy: int | None = None,
+        allocation: int | None = None,
+        pin: int | None = None,
+        persistent: bool = False,
+        error: type[BaseException] | None = None,
+    ) -> None:
+        """Makes a later operation fail; each kind holds one fault, a new one replaces it.
+
+        Args:
+            copy: how many copies over the link still succeed before one raises; 0 fails the next one.
+            allocation: the same for device allocations, which raise `torch.OutOfMemoryError`.
+            pin: the same for pinned tensors and ``torch.sim.host_register``.
+            persistent: from then on every one fails, until `reset`.
+            error: raise this exception type instead of the usual one.
+        """
+        for point, after in (("copy", copy), ("allocation", allocation), ("pin", pin)):
+            if after is None:
+                continue
+            if after < 0:
+                raise ValueError(f"fail({point}={after}): the count starts at 0, the next one")
+            self._extension.set_fault(self._leader, point, after, persistent, error)
+
+    @property
+    def copies(self) -> CopyOrder:
+        """When non-blocking copies run: ``"lazy"``, ``"eager"``, or a chooser.
+
+        A lazy copy runs when somebody waits for it, an eager one when it is issued. A chooser is called
+        before each operation while copies wait on n streams, and answers which of them may run its next
+        one: 1 to n, or 0 for none. With Hypothesis: ``lambda n: data.draw(st.integers(0, n))``.
+        """
+        return self._copies
+
+    @copies.setter
+    def copies(self, order: CopyOrder) -> None:
+        if callable(order):
+            self._extension.set_order(self._leader, "drawn", order)
+        elif order in ("lazy", "eager"):
+            self._extension.set_order(self._leader, order, None)
+        else:
+            raise ValueError(f"copies must be 'lazy', 'eager' or a callable, not {order!r}")
+        self._copies = order
+
+    def _configure(self) -> None:
+        self._extension.configure(
+            self._leader, self._capacity, self._pinned_capacity, self._poison, self._speed, self._latency
+        )
+
+    @property
+    def _leader(self) -> int:
+        if self._first is None:
+            raise RuntimeError("this SimulatedAccelerator is not open: use it in a with block")
+        return self._first
+
+
+def _bytes_or_unlimited(size: int | str | None) -> int:
+    return _UNLIMITED if size is None else parse_bytes(size)

@@ -1,0 +1,297 @@
+// Kernels: each runs the CPU's kernel on host aliases of the same memory. Views and in-place writes keep
+// their meaning, and results equal the CPU's bit for bit.
+#include "random.h"
+#include "tensors.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_fused_sdp_choice.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <unordered_map>
+
+namespace sim {
+namespace {
+
+using torch::jit::Stack;
+
+// --- what an operator does to its arguments, read off its schema once -----------------------------
+
+enum class Use { kRead, kWrite, kView };  // kView: the result aliases it, its bytes are not read
+
+struct Operator {
+  const std::string* name = nullptr;
+  std::vector<Use> uses;
+  std::vector<size_t> generators;
+  bool host_indices = false;  // index tensors may live on the host
+};
+
+bool takes_host_indices(const std::string& name) {
+  auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
+  return has("index") && !has("index_select") && !has("index_add") && !has("index_copy") && !has("index_fill") &&
+      !has("index_reduce");
+}
+bool returns_views(const c10::FunctionSchema& schema) {
+  for (const auto& result : schema.returns())
+    if (result.alias_info() && !result.alias_info()->isWrite()) return true;
+  return false;
+}
+Operator describe(const c10::FunctionSchema& schema) {
+  Operator op;
+  op.name = intern(schema.name());
+  op.host_indices = takes_host_indices(schema.name());
+  bool views = returns_views(schema);
+  static const auto generator = c10::OptionalType::create(c10::GeneratorType::get());
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto& argument = schema.arguments()[i];
+    auto* alias = argument.alias_info();
+    op.uses.push_back(alias && alias->isWrite() ? Use::kWrite : alias && views ? Use::kView : Use::kRead);
+    if (*argument.type() == *generator) op.generators.push_back(i);
+  }
+  return op;
+}
+const Operator& describe(const c10::OperatorHandle& handle) {
+  static std::unordered_map<const c10::FunctionSchema*, Operator> known;
+  Lock lock;
+  const auto* schema = &handle.schema();
+  auto found = known.find(schema);
+  return found != known.end() ? found->second : known.emplace(schema, describe(*schema)).first->second;
+}
+
+// --- one call -----------------------------------------------------------------------------------
+
+template <class Visit>
+void each_tensor(const c10::IValue& value, Visit visit) {
+  if (value.isTensor()) visit(value.toTensor());
+  else if (value.isTensorList())
+    for (const at::Tensor& t : value.toTensorList()) visit(t);
+  else if (value.isOptionalTensorList())
+    for (const std::optional<at::Tensor>& t : value.toOptionalTensorVector())
+      if (t.has_value()) visit(*t);
+}
+
+class Call {
+ public:
+  Call(const c10::OperatorHandle& seen, Stack* stack)
+      : op_(describe(seen)), stack_(stack), first_(stack->size() - seen.schema().arguments().size()) {}
+
+  void prepare() {
+    find_device();
+    consider_running();
+    note_accesses();
+    for (size_t i = first_; i < stack_->size(); ++i) to_host((*stack_)[i]);
+    for (size_t position : op_.generators) pass_generator((*stack_)[first_ + position]);
+  }
+  void finish(size_t results) {
+    for (auto& storage : storages_) take_back_if_grown(storage);
+    for (size_t i = stack_->size() - results; i < stack_->size(); ++i) to_device((*stack_)[i]);
+  }
+
+ private:
+  struct Shared {
+    c10::Storage device, host;
+  };
+  struct Known {
+    at::Tensor device, host;
+  };
+
+  // A host tensor among device tensors raises, as on other accelerators, save for 0-dim tensors and for
+  // the indices of indexing.
+  void find_device() {
+    bool host = false;
+    for (size_t i = first_; i < stack_->size(); ++i) {
+      const auto& value = (*stack_)[i];
+      bool indices = op_.host_indices && value.isOptionalTensorList();
+      each_tensor(value, [&](const at::Tensor& t) { see(t, host, indices); });
+      if (value.isDevice() && value.toDevice().is_privateuseone()) see_device(value.toDevice());
+    }
+    if (device_ >= 0 && host && !factory_) mixed("cpu");
+    if (device_ < 0) device_ = current_device();
+  }
+  void see(const at::Tensor& t, bool& host, bool indices) {
+    if (!t.defined()) return;
+    if (t.is_cpu() && t.dim() > 0 && !indices) host = true;
+    if (!t.is_privateuseone()) return;
+    if (device_ >= 0 && device_ != t.device().index()) mixed(t.device().str());
+    device_ = t.device().index();
+  }
+  void see_device(c10::Device device) {
+    factory_ = true;
+    if (device_ < 0) device_ = device.has_index() ? device.index() : current_device();
+  }
+  [[noreturn]] void mixed(const std::string& other) const {
+    TORCH_CHECK(
+        false, "Expected all tensors to be on the same device, but found at least two devices, sim:", device_, " and ",
+        other, "! (when checking the arguments of ", *op_.name, ")");
+  }
+
+  void note_accesses() {
+    std::vector<std::pair<at::Tensor, bool>> accesses;
+    for (size_t i = 0; i < op_.uses.size(); ++i) {
+      if (op_.uses[i] == Use::kView) continue;
+      each_tensor((*stack_)[first_ + i], [&](const at::Tensor& t) {
+        if (t.defined() && t.is_privateuseone()) accesses.emplace_back(t, op_.uses[i] == Use::kWrite);
+      });
+    }
+    if (accesses.empty()) return;
+    Lock lock;
+    auto by = begin(current_slot(device_), op_.name);
+    for (auto& [tensor, write] : accesses) touch_tensor(tensor, by, write);
+  }
+
+  const c10::Storage& host_of(const c10::Storage& device) {
+    for (auto& shared : storages_)
+      if (shared.device.unsafeGetStorageImpl() == device.unsafeGetStorageImpl()) return shared.host;
+    storages_.push_back({device, host_storage(device)});
+    return storages_.back().host;
+  }
+  at::Tensor to_host(const at::Tensor& t) {
+    if (!t.defined() || !t.is_privateuseone()) return t;
+    for (auto& pair : tensors_)
+      if (pair.device.is_same(t)) return pair.host;
+    tensors_.push_back({t, host_alias(t, host_of(t.storage()))});
+    return tensors_.back().host;
+  }
+  void to_host(c10::IValue& value) {
+    if (value.isTensor()) value = to_host(value.toTensor());
+    else if (value.isTensorList()) {
+      auto list = value.toTensorVector();
+      for (auto& t : list) t = to_host(t);
+      value = c10::IValue(c10::List<at::Tensor>(list));
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const auto& t : value.toOptionalTensorVector())
+        list.push_back(t.has_value() ? std::optional<at::Tensor>(to_host(*t)) : std::nullopt);
+      value = c10::IValue(std::move(list));
+    } else if (value.isDevice() && value.toDevice().is_privateuseone()) {
+      value = c10::IValue(c10::Device(c10::kCPU));
+    }
+  }
+  void pass_generator(c10::IValue& value) {
+    value = host_generator(value.isNone() ? default_generator(device_) : value.toGenerator());
+  }
+
+  // An out= argument may have been resized: its host alias then has new memory, which the device takes over.
+  void take_back_if_grown(Shared& shared) {
+    if (shared.host.data() == shared.device.data()) return;
+    auto* storage = shared.device.unsafeGetStorageImpl();
+    size_t bytes = shared.host.nbytes();
+    storage->set_data_ptr_noswap(adopt(c10::Storage(shared.host), device_));
+    storage->set_nbytes(bytes);
+  }
+  at::Tensor to_device(const at::Tensor& h) {
+    if (!h.defined() || !h.is_cpu() || !h.has_storage()) return h;
+    for (auto& pair : tensors_)
+      if (pair.host.is_same(h)) return same_tensor(pair);
+    for (auto& shared : storages_)
+      if (shared.host.unsafeGetStorageImpl() == h.storage().unsafeGetStorageImpl()) return device_view(h, shared.device);
+    storages_.push_back({adopt_storage(h.storage(), device_), h.storage()});
+    return device_view(h, storages_.back().device);
+  }
+  static at::Tensor same_tensor(const Known& pair) {
+    auto* impl = pair.device.unsafeGetTensorImpl();
+    if (pair.device.storage_offset() != pair.host.storage_offset()) impl->set_storage_offset(pair.host.storage_offset());
+    if (!pair.device.sizes().equals(pair.host.sizes()) || !pair.device.strides().equals(pair.host.strides()))
+      impl->set_sizes_and_strides(pair.host.sizes(), pair.host.strides());
+    return pair.device;
+  }
+  void to_device(c10::IValue& value) {
+    if (value.isTensor()) value = to_device(value.toTensor());
+    else if (value.isTensorList()) {
+      auto list = value.toTensorVector();
+      for (auto& t : list) t = to_device(t);
+      value = c10::IValue(c10::List<at::Tensor>(list));
+    }
+  }
+
+  const Operator& op_;
+  Stack* stack_;
+  size_t first_;
+  int device_ = -1;
+  bool factory_ = false;
+  std::vector<Shared> storages_;
+  std::vector<Known> tensors_;
+};
+
+// Below autograd, autocast and Python's modes: those have had their turn on the device's tensors.
+class HostScope {
+ public:
+  HostScope()
+      : exclude_(c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::Python,
+                                      c10::DispatchKey::PythonTLSSnapshot})) {}
+
+ private:
+  at::AutoDispatchBelowADInplaceOrView below_;
+  c10::impl::ExcludeDispatchKeyGuard exclude_;
+};
+
+void run_on_host(const c10::OperatorHandle& seen, const c10::OperatorHandle& run, Stack* stack) {
+  Call call(seen, stack);
+  HostScope scope;
+  call.prepare();
+  run.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  call.finish(run.schema().returns().size());
+}
+void fallback(const c10::OperatorHandle& op, Stack* stack) { run_on_host(op, op, stack); }
+
+// --- operators that choose by device type what the CPU would choose otherwise ------------------------
+
+c10::OperatorHandle find(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
+
+void convolution(const c10::OperatorHandle& op, Stack* stack) {
+  static const auto host = find("aten::convolution");
+  run_on_host(op, host, stack);
+}
+void convolution_backward(const c10::OperatorHandle& op, Stack* stack) {
+  static const auto host = find("aten::convolution_backward");
+  Call call(op, stack);
+  HostScope scope;
+  call.prepare();
+  size_t first = stack->size() - op.schema().arguments().size();
+  bool transposed = (*stack)[first + 6].toBool();
+  auto weight = (*stack)[first + 2].toTensor();
+  int64_t bias = transposed ? weight.size(1) * (*stack)[first + 8].toInt() : weight.size(0);
+  stack->insert(stack->begin() + static_cast<int64_t>(first) + 3, c10::IValue(std::vector<int64_t>{bias}));
+  host.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  call.finish(host.schema().returns().size());
+}
+
+int64_t choose_attention(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
+    double dropout, bool causal, std::optional<double> scale, bool grouped) {
+  std::optional<at::Tensor> host_mask;
+  if (mask.has_value() && mask->defined()) host_mask = mask->is_privateuseone() ? host_alias(*mask) : *mask;
+  HostScope scope;
+  return at::_fused_sdp_choice(
+      host_alias(query), host_alias(key), host_alias(value), host_mask, dropout, causal, scale, grouped);
+}
+
+}  // namespace
+
+// Every operator for which the CPU has a kernel of its own takes that kernel here too. Otherwise torch
+// would decompose some of them on this device only, and results would differ in the last bits.
+void register_host_kernels() {
+  static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::CPU)) {
+    if (name.getNamespace() != std::optional<c10::string_view>("aten")) continue;
+    auto op = dispatcher.findSchema(name);
+    if (!op || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) continue;
+    auto full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  }
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
+  m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
+}
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+
+}  // namespace sim
+
+namespace at::native {
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &sim::choose_attention)
+}

@@ -1,0 +1,202 @@
+"""Cargo: one component as the mover sees it: its groups, its masters, its place on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ..components.area import Area, FixedArea
+from ..components.tensors import (
+    Extent,
+    Group,
+    Member,
+    Slot,
+    extents,
+    make_group,
+    overlapping,
+    own_storage,
+    refuse_unmovable,
+)
+from .hostmemory import FileMappings
+from .masters import PinBudget, Slab, align, anonymous, lay_out, pack
+
+
+class Cargo:
+    """A component's tensors on their way between host and device.
+
+    Args:
+        name: The component.
+        area: Which slots are its own.
+        crosses: Whether ``.data =`` can carry a host tensor to the device.
+
+    Attributes:
+        groups: Its bytes, in the order of the layout.
+        slabs: The masters of the packed groups.
+        size: Bytes of the layout.
+        present: It is on the device. Written last, so that it is true after any failure.
+        streams: The streams its work may be enqueued on since it was loaded.
+        arrived: The event behind its copies.
+    """
+
+    def __init__(self, name: str, area: Area | FixedArea, *, crosses: bool) -> None:
+        self.name = name
+        self.area = area
+        self.groups: list[Group] = []
+        self.slabs: list[Slab] = []
+        self.size = 0
+        self.present = False
+        self.streams: list[Any] = []
+        self.arrived: Any = None
+        self._crosses = crosses
+        self._at_home = False
+        self._started_on: list[tuple[Member, torch.device]] = []
+        self._signature = area.signature()
+
+    # --- enabling -----------------------------------------------------------------------------------------
+
+    def declare(self, runs: Iterable[list[Extent]]) -> None:
+        """Take over the memory where the tensors are now; nothing moves yet."""
+        self.groups = [make_group(run, crosses=self._crosses) for run in runs]
+        self._started_on = [(one, one.away.device) for one in self.members() if one.away is not None]
+
+    def send_back(self) -> None:
+        """Enabling failed: weights that were on a device go back there."""
+        for member, device in self._started_on:
+            member.away = member.home.to(device)
+            member.bind_device()
+
+    def master(self, budget: PinBudget | None) -> None:
+        """Make the masters and bind them.
+
+        Args:
+            budget: Packs the weights into slabs, pinned while it lasts; ``None`` leaves them where they are.
+        """
+        if budget is not None:
+            self.slabs, self.size = pack(self.groups, budget)
+            return
+        for group in self.groups:
+            on_host = group.source.device.type == "cpu"
+            group.rehome(own_storage(group.source) if on_host else anonymous(group.nbytes).copy_(group.source))
+            group.bind_host()
+            group.leave()
+        self.size = lay_out(self.groups)
+
+    def stay(self, mappings: FileMappings) -> None:
+        """The host is the execution device: only what is mapped from a file travels, into private memory."""
+        self.groups = [one for one in self.groups if one.nbytes and one.source.data_ptr() in mappings]
+        self.size = lay_out(self.groups)
+        self._at_home = True
+
+    # --- binding ------------------------------------------------------------------------------------------
+
+    def members(self) -> Iterator[Member]:
+        """Every tensor."""
+        for group in self.groups:
+            yield from group.members
+
+    def bind_host(self) -> None:
+        """Register the masters everywhere."""
+        for member in self.members():
+            member.bind_host()
+        self.present = False
+
+    def bind_device(self) -> None:
+        """Register the device memory everywhere."""
+        for member in self.members():
+            member.bind_device()
+        self.present = True
+
+    def settle(self, block: torch.Tensor) -> None:
+        """Give each group its range of the component's device bytes."""
+        for group in self.groups:
+            if group.raw is None or group.raw.data_ptr() != block.data_ptr() + group.offset:
+                group.settle(own_storage(block[group.offset : group.offset + group.nbytes]))
+
+    def leave(self, *, stable: bool) -> None:
+        """Let go of the device bytes; of those at a stable address the views stay, for the next time."""
+        for group in self.groups:
+            if not stable or group.raw is None:
+                group.leave()
+
+    # --- copies -------------------------------------------------------------------------------------------
+
+    def copies(self, block: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """``(to, from)`` pairs that fill the device bytes: one per slab, one per group outside of slabs."""
+        for slab in self.slabs:
+            if slab.dense:
+                yield block[slab.base : slab.base + slab.tensor.numel()], slab.tensor
+        for group in self.groups:
+            if not group.packed and group.nbytes:
+                yield block[group.offset : group.offset + group.nbytes], group.source
+
+    def written(self) -> list[Group]:
+        """Groups that someone wrote to on the device."""
+        return [group for group in self.groups if any(member.written() for member in group.members)]
+
+    # --- what others put into the slots -------------------------------------------------------------------
+
+    def disturbed(self) -> bool:
+        """Whether a slot was added, emptied, or has something that the mover did not put there."""
+        if self.area.signature() != self._signature:
+            return True
+        return not all(member.intact(self.present) for member in self.members())
+
+    def adopt(self) -> tuple[int, int]:
+        """Make what is in the slots now the component; what is still sound stays where it is.
+
+        Found on the device, a tensor is copied to the host, and that copy becomes its master; found on the
+        host, its own memory does. Nothing is bound here: the switch that follows does that.
+
+        Returns:
+            How many tensors were adopted, and the bytes copied to the host for them.
+        """
+        kept, strays = self._sorted_slots()
+        if self._at_home:
+            strays = []  # in the memory of the execution device already
+        for slot in strays:
+            refuse_unmovable(self.name, slot)
+        partners = self._partners()
+        fresh = [make_group(run, crosses=self._crosses, partners=partners) for run in overlapping(extents(strays))]
+        copied = sum(self._master_of(group) for group in fresh)
+        self._keep_only(kept)
+        end = max([0, *(slab.base + slab.tensor.numel() for slab in self.slabs)])
+        end = max([end, *(align(group.offset + group.nbytes) for group in self.groups)])
+        self.size = lay_out(fresh, end)
+        self.groups += fresh
+        self._signature = self.area.signature()
+        return sum(len(group.members) for group in fresh), copied
+
+    def _sorted_slots(self) -> tuple[dict[int, list[Slot]], list[Slot]]:
+        """Slots by the member whose bound object they hold (by ``id``), and those that hold something else."""
+        bound = {id(one.device if self.present else one.host): one for one in self.members() if one.sound(self.present)}
+        kept: dict[int, list[Slot]] = {}
+        strays = []
+        for slot in self.area.slots():
+            member = bound.get(id(slot.tensor))
+            if member is None:
+                strays.append(slot)
+            else:
+                kept.setdefault(id(member), []).append(slot)
+        return kept, strays
+
+    def _partners(self) -> dict[int, torch.Tensor]:
+        pairs = [(one.host, one.device) for one in self.members() if one.device is not None]
+        return {id(mine): other for host, device in pairs for mine, other in ((host, device), (device, host))}
+
+    def _master_of(self, group: Group) -> int:
+        if group.source.device.type == "cpu":
+            group.rehome(own_storage(group.source))
+            return 0
+        group.rehome(anonymous(group.nbytes).copy_(group.source))
+        return group.nbytes
+
+    def _keep_only(self, kept: dict[int, list[Slot]]) -> None:
+        for group in self.groups:
+            for member in group.members:
+                member.slots = kept.get(id(member), [])
+                if not member.slots and member.sound(self.present):
+                    member.host.data = member.home  # whoever took it out keeps a whole tensor
+            group.members = [member for member in group.members if member.slots]
+        self.groups = [group for group in self.groups if group.members]

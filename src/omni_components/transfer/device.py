@@ -1,0 +1,212 @@
+"""The only file that names an accelerator: streams, pinning, memory; all through ``torch.accelerator``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from ..errors import PolicyError
+
+
+def resolve_device(device: torch.device | str | None) -> torch.device:
+    """The execution device, with an index; ``None`` takes the accelerator if there is one, else the CPU.
+
+    Raises:
+        PolicyError: No such device here.
+    """
+    if device is None:
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        device = found or torch.device("cpu")
+    try:
+        parsed = torch.device(device)
+    except RuntimeError as error:
+        raise PolicyError("device", str(device), f"one of: {', '.join(_available())}") from error
+    if parsed.type == "cpu":
+        return torch.device("cpu")
+    if parsed.type not in _available():
+        raise PolicyError("device", str(device), f"one of: {', '.join(_available())}")
+    index = parsed.index if parsed.index is not None else torch.accelerator.current_device_index()
+    if index >= torch.accelerator.device_count():
+        raise PolicyError("device", str(device), f"an index below {torch.accelerator.device_count()}")
+    return torch.device(parsed.type, index)
+
+
+def _available() -> list[str]:
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return ["cpu", *([found.type] if found is not None else [])]
+
+
+@contextmanager
+def moving() -> Iterator[None]:
+    """Moves happen outside inference mode and without gradients, whatever the caller has set."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def data_crosses(device: torch.device) -> bool:
+    """Whether ``.data =`` can put a host tensor object on the device."""
+    probe = torch.empty(0)
+    try:
+        probe.data = torch.empty(0, device=device)
+    except RuntimeError:
+        return False
+    return probe.device.type == device.type
+
+
+class Backend(Protocol):
+    """What the mover needs of a device."""
+
+    device: torch.device
+
+    def touch(self) -> Any:
+        """The stream on which the caller's work is enqueued now; ``None`` where there are none."""
+        ...
+
+    def after(self, streams: list[Any]) -> None:
+        """Let copies wait for the work that is enqueued on these streams."""
+        ...
+
+    def copies(self) -> Any:
+        """A context in which copies go to the copy stream."""
+        ...
+
+    def done(self) -> Any:
+        """An event behind the copies enqueued so far; ``None`` where copies end before they return."""
+        ...
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """Let the work on a stream wait for an event."""
+        ...
+
+    def flush(self) -> None:
+        """Give cached device memory back to the system."""
+        ...
+
+    def free_bytes(self) -> int | None:
+        """Free device memory, where the device tells."""
+        ...
+
+
+class HostBackend:
+    """``device="cpu"``: copies end before they return, and there are no streams."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+
+    def touch(self) -> None:
+        """There are no streams."""
+
+    def after(self, streams: list[Any]) -> None:
+        """Nothing is pending."""
+
+    @contextmanager
+    def copies(self) -> Iterator[None]:
+        """Copies run at once."""
+        yield
+
+    def done(self) -> None:
+        """Nothing is pending."""
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """Nothing is pending."""
+
+    def flush(self) -> None:
+        """The system has it already."""
+
+    def free_bytes(self) -> int | None:
+        """Unknown."""
+        return None
+
+
+class AcceleratorBackend:
+    """An accelerator with streams. One side stream carries all copies."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.Stream(device=device)
+
+    def touch(self) -> Any:
+        """The current stream of this thread."""
+        return torch.accelerator.current_stream(self.device)
+
+    def after(self, streams: list[Any]) -> None:
+        """The copy stream waits for the streams that used the memory it will write."""
+        for stream in streams:
+            self._stream.wait_stream(stream)
+
+    @contextmanager
+    def copies(self) -> Iterator[None]:
+        """Make the copy stream current."""
+        with self._stream:
+            yield
+
+    def done(self) -> Any:
+        """An event behind the copies."""
+        return self._stream.record_event()
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """Compute waits for the copy by event; the host does not wait."""
+        stream.wait_event(event)
+
+    def flush(self) -> None:
+        """Empty the allocator's cache."""
+        torch.accelerator.empty_cache() if hasattr(torch.accelerator, "empty_cache") else self._module().empty_cache()
+
+    def free_bytes(self) -> int | None:
+        """As the device tells; ``None`` where it does not."""
+        try:
+            free, _total = torch.accelerator.get_memory_info(self.device)
+        except (AttributeError, RuntimeError, NotImplementedError):
+            return None
+        return int(free)
+
+    def _module(self) -> Any:
+        return torch.get_device_module(self.device)
+
+
+def backend_for(device: torch.device) -> Backend:
+    """The adapter for a resolved device."""
+    return HostBackend() if device.type == "cpu" else AcceleratorBackend(device)
+
+
+# --- pinning ----------------------------------------------------------------------------------------------
+
+
+class Registrar(Protocol):
+    """Pins host memory that exists already, page by page, and lets go of it again."""
+
+    def host_register(self, pointer: int, nbytes: int) -> None:
+        """Pin ``nbytes`` from ``pointer``; raises ``RuntimeError`` where the system refuses."""
+        ...
+
+    def host_unregister(self, pointer: int) -> None:
+        """Undo it."""
+        ...
+
+
+class _CudaRegistrar:
+    """cudaHostRegister, or its HIP twin, through torch's runtime binding."""
+
+    def __init__(self) -> None:
+        self._runtime: Any = torch.cuda.cudart()
+
+    def host_register(self, pointer: int, nbytes: int) -> None:
+        self._check(self._runtime.cudaHostRegister(pointer, nbytes, 0), nbytes)
+
+    def host_unregister(self, pointer: int) -> None:
+        self._check(self._runtime.cudaHostUnregister(pointer), 0)
+
+    def _check(self, status: Any, nbytes: int) -> None:
+        if int(status) != 0:
+            raise RuntimeError(f"pinning {nbytes} bytes failed with status {int(status)}")
+
+
+def registrar_for(device: torch.device) -> Registrar | None:
+    """Pinning of existing memory, where the device offers it: CUDA, ROCm, or a backend's ``host_register``."""
+    if device.type == "cuda":
+        return _CudaRegistrar()
+    module = torch.get_device_module(device) if device.type != "cpu" else None
+    return module if hasattr(module, "host_register") else None  # type: ignore[return-value]

@@ -1,0 +1,71 @@
+"""How much host memory there is to pin, and which memory belongs to a file."""
+
+from __future__ import annotations
+
+import bisect
+import os
+from pathlib import Path
+
+_V2 = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current")
+_V1 = ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes")
+_SHARE = 0.9  # pinned pages cannot be swapped out: leave the system some
+
+
+def pinnable_bytes(root: Path = Path("/")) -> int:
+    """Bytes that may be pinned: a share of what the machine, and the container's limit, leave free.
+
+    Args:
+        root: Where ``proc`` and ``sys`` are mounted; tests give another.
+    """
+    limits = [_machine_bytes(root)]
+    for limit_file, usage_file in (_V2, _V1):
+        limit, usage = _number(root / limit_file), _number(root / usage_file)
+        if limit is not None:
+            limits.append(limit - (usage or 0))
+    return max(0, int(_SHARE * min(limits)))
+
+
+def _machine_bytes(root: Path) -> int:
+    try:
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    if hasattr(os, "sysconf"):
+        return int(os.sysconf("SC_PAGE_SIZE")) * int(os.sysconf("SC_PHYS_PAGES"))
+    return 1 << 62  # unknown: let pinning itself find out
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None  # v2 says "max" where there is no limit
+
+
+class FileMappings:
+    """The address ranges of this process that are pages of a file, as the system tells (Linux; else none)."""
+
+    def __init__(self, maps: Path = Path("/proc/self/maps")) -> None:
+        self._ranges = sorted(_file_ranges(maps))
+        self._starts = [low for low, _ in self._ranges]
+
+    def __contains__(self, pointer: int) -> bool:
+        index = bisect.bisect_right(self._starts, pointer) - 1
+        return index >= 0 and pointer < self._ranges[index][1]
+
+
+def _file_ranges(maps: Path) -> list[tuple[int, int]]:
+    try:
+        lines = maps.read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        addresses, _mode, _offset, _device, inode, *path = line.split(maxsplit=5)
+        if inode != "0" and path and not path[0].startswith(("/dev/", "/memfd:")):
+            low, high = addresses.split("-")
+            found.append((int(low, 16), int(high, 16)))
+    return found

@@ -1,0 +1,182 @@
+"""Masters: a component's copy of record on the host: pinned slabs, pageable slabs, mapped files."""
+
+from __future__ import annotations
+
+import mmap
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from ..components.tensors import ALIGNMENT, Group, own_storage
+from ..errors import ResidencyWarning, format_bytes
+from .device import Registrar
+
+SLAB_BYTES = 256 << 20  # few large copies; enabling needs at most one slab besides the weights
+_DENSE = 0.98  # below, as in models of tiny tensors, padding would travel for nothing
+_PAGEABLE = (
+    "the host memory could not be pinned beyond {pinned} ({reason}); the rest of the weights is pageable, "
+    "and its copies are slower. Free host memory, raise the container's or `ulimit -l` limit, or lower pinned_limit."
+)
+
+
+def align(nbytes: int) -> int:
+    """The next multiple of the alignment."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(slots=True, eq=False)
+class Slab:
+    """A piece of host memory that holds groups as they lie in the component's layout.
+
+    Attributes:
+        tensor: Its bytes, uint8.
+        base: Where it starts in the layout, in bytes.
+        pinned: Whether copies from it run without the host.
+        taken: Bytes that pinning really took (whole pages, or the allocator's block).
+        dense: So little of it is padding that one copy of the whole is cheaper than one per group.
+    """
+
+    tensor: torch.Tensor
+    base: int
+    pinned: bool = False
+    taken: int = 0
+    registrar: Registrar | None = None
+    dense: bool = True
+
+    def unpin(self) -> None:
+        """Give the pin back; the memory and its values stay. Idempotent."""
+        if self.registrar is not None:
+            self.registrar.host_unregister(self.tensor.data_ptr())
+            self.registrar = None
+        self.pinned, self.taken = False, 0
+
+
+@dataclass(slots=True)
+class PinBudget:
+    """Pins slabs while the budget lasts; afterwards they are pageable, which is said once.
+
+    Attributes:
+        limit: Most bytes to pin.
+        registrar: Pins memory in place; ``None`` takes blocks of torch's pinned allocator, which rounds
+            each one up to a power of two.
+        pool: Whether that allocator may be asked.
+    """
+
+    limit: int
+    registrar: Registrar | None = None
+    pool: bool = False
+    taken: int = 0
+    said: bool = field(default=False)
+
+    def slab(self, nbytes: int, base: int) -> Slab:
+        """New host memory of ``nbytes``, pinned if possible."""
+        if self.registrar is not None:
+            return self._registered(nbytes, base)
+        if self.pool:
+            return self._pooled(nbytes, base)
+        return Slab(anonymous(nbytes), base)
+
+    def _registered(self, nbytes: int, base: int) -> Slab:
+        assert self.registrar is not None
+        slab = Slab(anonymous(nbytes), base)
+        pages = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        if self._refused(pages):
+            return slab
+        try:
+            self.registrar.host_register(slab.tensor.data_ptr(), nbytes)
+        except RuntimeError as error:
+            self._say(str(error))
+            return slab
+        slab.registrar = self.registrar
+        return self._took(slab, pages)
+
+    def _pooled(self, nbytes: int, base: int) -> Slab:
+        block = 1 << (nbytes - 1).bit_length()
+        if self._refused(block):
+            return Slab(anonymous(nbytes), base)
+        try:
+            slab = Slab(torch.empty(nbytes, dtype=torch.uint8, pin_memory=True), base)
+        except RuntimeError as error:
+            self._say(str(error))
+            return Slab(anonymous(nbytes), base)
+        return self._took(slab, block)
+
+    def _took(self, slab: Slab, taken: int) -> Slab:
+        slab.pinned, slab.taken = True, taken
+        self.taken += taken
+        return slab
+
+    def _refused(self, nbytes: int) -> bool:
+        if self.taken + nbytes <= self.limit:
+            return False
+        self._say(f"the limit is {format_bytes(self.limit)}")
+        return True
+
+    def _say(self, reason: str) -> None:
+        if not self.said:
+            self.said = True
+            text = _PAGEABLE.format(pinned=format_bytes(self.taken), reason=reason.splitlines()[0])
+            warnings.warn(text, ResidencyWarning, stacklevel=2)
+
+
+def anonymous(nbytes: int) -> torch.Tensor:
+    """Fresh private memory (uint8) that goes back to the system as soon as nothing refers to it."""
+    if nbytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8, count=nbytes)
+
+
+def lay_out(groups: Iterable[Group], start: int = 0) -> int:
+    """Give each group its place, aligned, one after the other; returns the end."""
+    for group in groups:
+        group.offset = start
+        start = align(start + group.nbytes)
+    return start
+
+
+def pack(groups: list[Group], budget: PinBudget, start: int = 0) -> tuple[list[Slab], int]:
+    """Lay groups out in slabs and move their bytes there, slab by slab.
+
+    Each group's old memory is freed as soon as its bytes are in a slab, so that the peak is the weights and
+    one slab.
+
+    Args:
+        groups: Any that are not mapped; their tensors are rebound to the slabs.
+        budget: Pins the slabs.
+        start: Where the first slab starts in the layout, in bytes.
+
+    Returns:
+        The slabs, and the end of the layout.
+    """
+    slabs = []
+    for batch in _batches(groups):
+        end = lay_out(batch, start)
+        slab = budget.slab(end - start, start)
+        for group in batch:
+            place = group.offset - start
+            target = own_storage(slab.tensor[place : place + group.nbytes])
+            target.copy_(group.source)
+            group.rehome(target)
+            group.bind_host()
+            group.leave()  # the old memory is free now, on whichever side it was
+        slab.dense = sum(group.nbytes for group in batch) >= (end - start) * _DENSE
+        for group in batch:
+            group.packed = slab.dense
+        slabs.append(slab)
+        start = end
+    return slabs, start
+
+
+def _batches(groups: list[Group]) -> Iterable[list[Group]]:
+    batch: list[Group] = []
+    size = 0
+    for group in groups:
+        if batch and size + align(group.nbytes) > SLAB_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(group)
+        size += align(group.nbytes)
+    if batch:
+        yield batch
