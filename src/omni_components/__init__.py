@@ -3,7 +3,8 @@
 Exactly one component of an exclusive set is on the device. See ``offload`` for the way in.
 """
 
-from .attach.pipeline import Offload, OmniOffloadMixin, offload
+from .attach.mixin import OmniOffloadMixin
+from .attach.pipeline import Offload, offload
 from .attach.split import SplitModel
 from .components.component import Component, Role
 from .components.discovery import declares_components

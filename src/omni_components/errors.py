@@ -14,7 +14,9 @@ NESTING_ADVICE = (
     "Close the outer scope first, or keep the default policy nesting='switch', which brings the outer "
     "component back at the price of two more switches."
 )
-ORDER_ADVICE = "Use scopes only in `with` statements: the innermost closes first, in the thread that opened it."
+ORDER_ADVICE = (
+    "Use scopes only in `with` statements: the innermost closes first, in the thread that opened it."
+)
 ABSENT_ADVICE = (
     "Call the module itself, or open `with handle.scope({name!r}):` around the call, or declare the method: "
     "OffloadPolicy(entry_points={{{name!r}: ({method!r},)}})."
@@ -71,7 +73,9 @@ class ComponentNotFoundError(DeclarationError):
 
     def __init__(self, owner: str, path: str, broke_at: str, known: Sequence[str]) -> None:
         self.path, self.broke_at, self.known = path, broke_at, tuple(known)
-        super().__init__(owner, f"declares {path!r}, but there is no {broke_at!r}.", _hint(broke_at, known).strip())
+        super().__init__(
+            owner, f"declares {path!r}, but there is no {broke_at!r}.", _hint(broke_at, known).strip()
+        )
 
     def __str__(self) -> str:
         shown = ", ".join(self.known[:12]) + (", …" if len(self.known) > 12 else "")
@@ -181,7 +185,9 @@ class ResidencyDeadlockError(OmniComponentsError):
 class BudgetError(OmniComponentsError):
     """The declared device memory cannot hold the component; found before anything moves."""
 
-    def __init__(self, component: str, wanted: int, capacity: int, residents: int, names: Sequence[str]) -> None:
+    def __init__(
+        self, component: str, wanted: int, capacity: int, residents: int, names: Sequence[str]
+    ) -> None:
         self.component, self.wanted, self.capacity = component, wanted, capacity
         self.residents, self.names = residents, tuple(names)
 
@@ -205,7 +211,9 @@ class TransferError(OmniComponentsError):
         to_host: It was on its way home (a changed weight was copied back) and has stayed on the device.
     """
 
-    def __init__(self, component: str, wanted: int, free: int | None, cause: str, *, to_host: bool = False) -> None:
+    def __init__(
+        self, component: str, wanted: int, free: int | None, cause: str, *, to_host: bool = False
+    ) -> None:
         self.component, self.wanted, self.free, self.cause = component, wanted, free, cause
         self.to_host = to_host
 
@@ -217,7 +225,8 @@ class TransferError(OmniComponentsError):
             if self.to_host
             else "It is whole on the host. Free device memory (smaller batch or resolution) and call again."
         )
-        return f"{self.component!r} could not be {what}: {format_bytes(self.wanted)} wanted{free}; cause: {self.cause}. {rest}"
+        facts = f"{format_bytes(self.wanted)} wanted{free}; cause: {self.cause}"
+        return f"{self.component!r} could not be {what}: {facts}. {rest}"
 
 
 class InvariantError(OmniComponentsError):

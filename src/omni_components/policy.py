@@ -65,7 +65,9 @@ class OffloadPolicy:
         for name in overrides:
             if name not in known:
                 close = nearest(name, known)
-                raise PolicyError(name, overrides[name], f"one of {', '.join(close or known)} instead of {name!r}")
+                raise PolicyError(
+                    name, overrides[name], f"one of {', '.join(close or known)} instead of {name!r}"
+                )
         base = {name: getattr(policy, name) for name in known} if policy is not None else {}
         return cls(**{**base, **overrides})
 
@@ -87,7 +89,9 @@ class OffloadPolicy:
         roles = frozenset(ROLE_ALIASES.get(one, one) for one in self.offload_components)
         if not roles or not roles <= set(choices):
             advice = "" if "vae" in choices else " (a VAE only with vae='exclusive')"
-            raise PolicyError("offload_components", set(self.offload_components), f"from {', '.join(choices)}{advice}")
+            raise PolicyError(
+                "offload_components", set(self.offload_components), f"from {', '.join(choices)}{advice}"
+            )
         return roles
 
 
@@ -100,6 +104,8 @@ def _frozen_entry_points(declared: Mapping[str, Any]) -> dict[str, tuple[str, ..
     parsed = {}
     for component, methods in declared.items():
         if isinstance(methods, str) or not all(isinstance(one, str) for one in methods):
-            raise PolicyError("entry_points", methods, f"a tuple of method names for {component!r}, such as ('encode',)")
+            raise PolicyError(
+                "entry_points", methods, f"a tuple of method names for {component!r}, such as ('encode',)"
+            )
         parsed[component] = tuple(methods)
     return parsed

@@ -1,0 +1,1 @@
+"""Glue to modules: hooks, split models, the public ``offload()``."""

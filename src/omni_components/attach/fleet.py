@@ -15,7 +15,7 @@ from ..components.area import FixedArea
 from ..components.component import Component, Role, conflict
 from ..components.discovery import SHARED, Declaration, Found, unwrapped
 from ..components.tensors import Extent, Slot, extents, overlapping, refuse_unmovable
-from ..errors import DeclarationError, OwnershipError
+from ..errors import DeclarationError, OwnershipError, PolicyError
 from ..policy import OffloadPolicy
 from ..residency.ledger import ResidencyLedger
 from ..transfer.cargo import Cargo
@@ -70,7 +70,7 @@ class Fleet:
         self._everything: set[str] = set()
         self._crosses = data_crosses(device)
         self._registrar = registrar_for(device) if policy.pin_memory else None
-        _FLEETS[self.ledger] = self
+        self.ledger.attachment = self
 
     # --- taking on ----------------------------------------------------------------------------------------
 
@@ -135,7 +135,8 @@ class Fleet:
 
     def _sort(self, declaration: Declaration) -> tuple[dict[str, str], list[Found]]:
         """Names under this ledger, and the components that are new to it."""
-        names, fresh = {}, []
+        names: dict[str, str] = {}
+        fresh: list[Found] = []
         for found in declaration.found:
             claim = next((_CLAIMS[one] for one in _modules(found) if one in _CLAIMS), None)
             if claim is None:
@@ -145,7 +146,9 @@ class Fleet:
                 names[found.name] = claim.name_of(found)
             else:
                 holder = getattr(claim.ledger(), "owner", "a ledger that is gone")
-                advice = "Disable that offload first, or share its ledger: offload(..., ledger=handle.ledger)."
+                advice = (
+                    "Disable that offload first, or share its ledger: offload(..., ledger=handle.ledger)."
+                )
                 raise OwnershipError(found.name, f"the ledger of {holder}", declaration.owner, advice)
         return names, fresh
 
@@ -255,21 +258,30 @@ class Fleet:
             raise DeclarationError(
                 declaration.owner,
                 f"has nothing to swap; found: {listed}.",
-                "Offload needs two components that exclude each other: a DiT and an encoder, two DiTs, or a split model.",
+                "Offload needs two that exclude each other: a DiT and an encoder, two DiTs, or a split model.",
             )
 
 
-_FLEETS: weakref.WeakKeyDictionary[ResidencyLedger, Fleet] = weakref.WeakKeyDictionary()
 _CLAIMS: weakref.WeakKeyDictionary[nn.Module, Claim] = weakref.WeakKeyDictionary()
 
 
 def fleet_of(ledger: ResidencyLedger) -> Fleet:
-    """The fleet behind a handle's ledger."""
-    return _FLEETS[ledger]
+    """The fleet behind a handle's ledger.
+
+    Raises:
+        PolicyError: The ledger was not made by ``offload()``.
+    """
+    if not isinstance(ledger.attachment, Fleet):
+        raise PolicyError(
+            "ledger", ledger, "the ledger of another handle: offload(..., ledger=handle.ledger)"
+        )
+    return ledger.attachment
 
 
 def _modules(found: Found) -> list[nn.Module]:
-    return [unwrapped(module) for _, module in found.called] + ([found.split] if found.split is not None else [])
+    return [unwrapped(module) for _, module in found.called] + (
+        [found.split] if found.split is not None else []
+    )
 
 
 def _slots(found: Found) -> list[Slot]:

@@ -63,7 +63,7 @@ class _Hook:
 
     def __init__(self, act: Callable[..., Any]) -> None:
         # torch.compile must not trace what moves memory; without it a compiled call would skip the scope.
-        self._act = torch.compiler.disable(act) if "torch._dynamo" in sys.modules else act
+        self._act = torch.compiler.disable(act) if "torch._dynamo" in sys.modules else act  # type: ignore[no-untyped-call]
 
     def __call__(self, *args: Any) -> Any:
         return self._act(*args)

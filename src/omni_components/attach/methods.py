@@ -17,7 +17,12 @@ from ..residency.events import Cause
 from ..residency.ledger import ResidencyLedger
 from .hooks import moved
 
-_FRAMEWORK = ("torch.", "transformers.modeling_utils", "transformers.generation", "diffusers.models.modeling_utils")
+_FRAMEWORK = (
+    "torch.",
+    "transformers.modeling_utils",
+    "transformers.generation",
+    "diffusers.models.modeling_utils",
+)
 
 
 class WrappedMethod:
@@ -48,6 +53,7 @@ class WrappedMethod:
             self._module.__dict__[self._name] = self._previous
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The original method."""
         return self._original(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -65,17 +71,21 @@ def plain_method(module: nn.Module, name: str) -> Any:
 class EntryPoint(WrappedMethod):
     """A method that opens its component's scope, and moves its inputs as a hook does."""
 
-    def __init__(self, module: nn.Module, name: str, ledger: ResidencyLedger, component: str, device: torch.device):
+    def __init__(
+        self, module: nn.Module, name: str, ledger: ResidencyLedger, component: str, device: torch.device
+    ):
         super().__init__(module, name)
         self._ledger: ResidencyLedger | None = ledger
         self._component = component
         self._device = device
 
     def detach(self) -> None:
+        """Restore the method; a wrapper that others still hold calls it plainly."""
         super().detach()
         self._ledger = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The original method inside a scope."""
         if self._ledger is None:
             return self._original(*args, **kwargs)
         with self._ledger.scope(self._component, cause=Cause.ENTRY_POINT):
@@ -86,13 +96,16 @@ class EntryPoint(WrappedMethod):
 class Advised(WrappedMethod):
     """A method that is no entry point: if it fails because its component is away, the error says so."""
 
-    def __init__(self, module: nn.Module, name: str, ledger: ResidencyLedger, component: str, device: torch.device):
+    def __init__(
+        self, module: nn.Module, name: str, ledger: ResidencyLedger, component: str, device: torch.device
+    ):
         super().__init__(module, name)
         self._ledger = ledger
         self._component = component
         self._device = device
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The original method; a device mismatch while its component is away is explained."""
         try:
             return self._original(*args, **kwargs)
         except RuntimeError as error:
@@ -109,7 +122,7 @@ class Advised(WrappedMethod):
 
 def _is_device_mismatch(error: RuntimeError) -> bool:
     text = str(error)
-    return "same device" in text or "Input type" in text and "weight type" in text
+    return "same device" in text or ("Input type" in text and "weight type" in text)
 
 
 def entry_points(module: nn.Module, declared: tuple[str, ...], component: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
@@ -23,8 +23,8 @@ from ..residency.scope import OffloadScope
 from ..transfer.device import resolve_device
 from .diffusers import refuse_other_offload, release_at_end
 from .fleet import Fleet, fleet_of
+from .mixin import HANDLE, OmniOffloadMixin
 
-_HANDLE = "_omni_offload_handle"
 _DELEGATING: set[int] = set()
 
 
@@ -59,7 +59,7 @@ def offload(
     """
     wanted = OffloadPolicy.of(policy, fields)
     place = resolve_device(device)
-    existing: Offload | None = vars(target).get(_HANDLE)
+    existing: Offload | None = vars(target).get(HANDLE)
     if existing is not None and existing.enabled:
         if existing.serves(place, wanted, ledger):
             return existing
@@ -94,7 +94,9 @@ class Offload:
         """The ledger; a target that brings its own offload has none."""
         if self._fleet is None:
             owner = type(self._target).__name__
-            raise DeclarationError(owner, "brings its own offload and keeps no ledger.", "Ask the target itself.")
+            raise DeclarationError(
+                owner, "brings its own offload and keeps no ledger.", "Ask the target itself."
+            )
         return self._fleet.ledger
 
     @property
@@ -113,7 +115,11 @@ class Offload:
     def report(self) -> ResidencyReport:
         """What moved, what it cost, and who was there when."""
         fleet = self._fleet
-        return ResidencyReport.of(self.ledger, fleet.mover.facts(), str(self.execution_device)) if fleet else ResidencyReport.empty(str(self.execution_device))
+        return (
+            ResidencyReport.of(self.ledger, fleet.mover.facts(), str(self.execution_device))
+            if fleet
+            else ResidencyReport.empty(str(self.execution_device))
+        )
 
     # --- what it does -------------------------------------------------------------------------------------
 
@@ -158,7 +164,7 @@ class Offload:
                 self._fleet.drop(list(self._names.values()))
             self.enabled = False
             self._undo.close()
-            vars(self._target).pop(_HANDLE, None)
+            vars(self._target).pop(HANDLE, None)
         if to is not None:
             self._target.to(torch.device(to))
 
@@ -196,43 +202,12 @@ def _no_handle() -> None:
     return None
 
 
-class OmniOffloadMixin:
-    """Gives a pipeline or model the pair that vLLM-Omni's backend, and this package, drive."""
-
-    def enable_omni_model_cpu_offload(
-        self,
-        *,
-        device: torch.device | str,
-        pin_memory: bool = True,
-        use_hsdp: bool = False,
-        offload_components: Collection[str] | None = None,
-    ) -> Offload:
-        """Enable offload, all or nothing.
-
-        Args:
-            device: Where it computes.
-            pin_memory: Pin the masters.
-            use_hsdp: Weights are sharded over devices; not possible here.
-            offload_components: Roles that take turns; ``None``: all.
-
-        Raises:
-            PolicyError: ``use_hsdp`` is set, or a role is unknown or missing.
-        """
-        if use_hsdp:
-            raise PolicyError("use_hsdp", use_hsdp, "False: sharded weights stay on their devices")
-        return offload(self, device, pin_memory=pin_memory, offload_components=offload_components)
-
-    def disable_omni_model_cpu_offload(self) -> None:
-        """Undo it. Idempotent."""
-        handle: Offload | None = vars(self).get(_HANDLE)
-        if handle is not None:
-            handle.disable()
-
-
 # --- enabling -------------------------------------------------------------------------------------------
 
 
-def _enable(target: Any, device: torch.device, policy: OffloadPolicy, ledger: ResidencyLedger | None) -> Offload:
+def _enable(
+    target: Any, device: torch.device, policy: OffloadPolicy, ledger: ResidencyLedger | None
+) -> Offload:
     declaration = from_diffusers(target, policy) if follows_its_sequence(target) else discover(target, policy)
     for found in declaration.found:
         for path, module in found.called:
@@ -243,7 +218,7 @@ def _enable(target: Any, device: torch.device, policy: OffloadPolicy, ledger: Re
     handle.enabled = True
     if is_diffusers_pipeline(target):
         handle._undo.callback(release_at_end(target, fleet.ledger))
-    vars(target)[_HANDLE] = handle
+    vars(target)[HANDLE] = handle
     _warn_of_loose_tensors(declaration)
     return handle
 
@@ -265,7 +240,9 @@ def _warn_of_loose_tensors(declaration: Declaration) -> None:
     if loose:
         shown = ", ".join(loose[:5]) + (f" and {len(loose) - 5} more" if len(loose) > 5 else "")
         text = f"{declaration.owner}: tensors that are neither parameters nor buffers stay where they are: {shown}. "
-        warnings.warn(text + "Register them as buffers if the forward pass uses them.", ResidencyWarning, stacklevel=4)
+        warnings.warn(
+            text + "Register them as buffers if the forward pass uses them.", ResidencyWarning, stacklevel=4
+        )
 
 
 # --- delegating -----------------------------------------------------------------------------------------
@@ -285,11 +262,11 @@ def _delegated(target: Any, device: torch.device, policy: OffloadPolicy) -> Offl
         target.enable_omni_model_cpu_offload(device=device, pin_memory=policy.pin_memory, **roles)
     finally:
         _DELEGATING.discard(id(target))
-    inner: Offload | None = vars(target).get(_HANDLE)
+    inner: Offload | None = vars(target).get(HANDLE)
     if inner is not None and inner.enabled:
         return inner
     handle = Offload(target, device, policy, None)
     handle.enabled = True
     handle._undo.callback(target.disable_omni_model_cpu_offload)
-    vars(target)[_HANDLE] = handle
+    vars(target)[HANDLE] = handle
     return handle

@@ -9,6 +9,7 @@ from torch import nn
 
 from ..errors import UnknownComponentError
 from ..residency.ledger import ResidencyLedger
+from .mixin import OmniOffloadMixin
 
 _ATTRIBUTE = "_offload_binding"
 _NOTHING = nullcontext()
@@ -32,7 +33,7 @@ def _unbound() -> None:
     return None
 
 
-class SplitModel(nn.Module):
+class SplitModel(OmniOffloadMixin, nn.Module):
     """A module with parts that are never needed at the same time.
 
     A subclass lists, per part, dotted paths of modules, parameters or buffers; ``*`` stands for one segment.

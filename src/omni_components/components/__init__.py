@@ -1,0 +1,1 @@
+"""WHAT moves: components, and how they are declared."""

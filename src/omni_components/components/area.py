@@ -116,5 +116,9 @@ def _tree(path: str, root: nn.Module, seen: set[int]) -> list[tuple[str, nn.Modu
             continue
         seen.add(id(module))
         found.append((path, module))
-        todo += [(join(path, name), child) for name, child in reversed(module._modules.items()) if child is not None]
+        todo += [
+            (join(path, name), child)
+            for name, child in reversed(module._modules.items())
+            if child is not None
+        ]
     return found

@@ -40,7 +40,9 @@ class Component:
     model: str = ""
 
 
-def conflict(one: Component, other: Component, *, exclusive_encoders: bool = False, everything: bool = False) -> bool:
+def conflict(
+    one: Component, other: Component, *, exclusive_encoders: bool = False, everything: bool = False
+) -> bool:
     """Whether two components must never both be on the device.
 
     DiT-DiT, DiT-encoder and part-part conflict, and a part inherits its DiT's conflicts. Encoders conflict

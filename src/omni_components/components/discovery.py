@@ -7,7 +7,7 @@ anything is touched.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,6 +113,8 @@ def finish(declaration: Declaration, target: Any, policy: OffloadPolicy) -> Decl
     _refuse_missing_roles(declaration, policy)
     if isinstance(target, nn.Module):
         declaration.found += _rest(target, declaration.found)
+    elif isinstance(getattr(target, "components", None), Mapping):
+        declaration.found += _undeclared(target.components, declaration.found)
     return declaration
 
 
@@ -166,7 +168,11 @@ def components_of(
         return
     resident = not policy.swaps(role.value)
     root = nn.ModuleList([unwrapped(module) for _, module in modules]) if len(modules) > 1 else None
-    area = Area(root, [str(i) for i in range(len(modules))], path) if root else Area(unwrapped(modules[0][1]), [""], path)
+    area = (
+        Area(root, [str(i) for i in range(len(modules))], path)
+        if root
+        else Area(unwrapped(modules[0][1]), [""], path)
+    )
     if not resident:
         _refuse_uncalled(modules, owner)
     yield Found(path, role, resident, area, path, called=modules)
@@ -186,7 +192,9 @@ def _modules_at(target: Any, path: str, owner: str) -> list[tuple[str, nn.Module
     for one in listed:
         if not isinstance(one, nn.Module):
             what = "an empty list" if not listed else f"a {type(one).__name__}"
-            raise DeclarationError(owner, f"{path!r} names {what}, not a module.", "Declare paths to modules.")
+            raise DeclarationError(
+                owner, f"{path!r} names {what}, not a module.", "Declare paths to modules."
+            )
     if not listed:
         raise DeclarationError(owner, f"{path!r} names an empty list.", "Declare paths to modules.")
     if listed == [found]:
@@ -228,7 +236,9 @@ def _missing(name: str) -> Any:
 
 def _module_names(holder: Any) -> list[str]:
     names = list(holder._modules) if isinstance(holder, nn.Module) else []
-    return names + [name for name, value in vars(holder).items() if isinstance(value, nn.Module) and name not in names]
+    return names + [
+        name for name, value in vars(holder).items() if isinstance(value, nn.Module) and name not in names
+    ]
 
 
 # --- parts ----------------------------------------------------------------------------------------------
@@ -237,7 +247,9 @@ def _module_names(holder: Any) -> list[str]:
 def _parts(model: nn.Module, path: str, owner: str, policy: OffloadPolicy) -> Iterator[Found]:
     label = path or owner
     if not callable(getattr(model, "_offload_context", None)):
-        raise DeclarationError(label, "declares _offload_components but has no _offload_context.", "Inherit SplitModel.")
+        raise DeclarationError(
+            label, "declares _offload_components but has no _offload_context.", "Inherit SplitModel."
+        )
     areas = parts_of(model, model._offload_components, label)  # type: ignore[arg-type]
     resident = not policy.swaps(Role.PART.value)
     for part, area in areas.items():
@@ -272,11 +284,15 @@ def _refuse_nested(declaration: Declaration) -> None:
                 outer.area.leave_out(modules=[module for _, module in inner.area.modules()])
                 continue
             problem = f"{inner.name!r} lies inside {outer.name!r}; they would move each other's weights."
-            raise DeclarationError(declaration.owner, problem, "Declare one of them, or make them parts of a split model.")
+            raise DeclarationError(
+                declaration.owner, problem, "Declare one of them, or make them parts of a split model."
+            )
     parts = [one for one in declaration.found if one.role is Role.PART]
     for part in parts:
         for inner in whole:
-            covered = {id(module) for _, module in part.area.modules()} if isinstance(part.area, Area) else set()
+            covered = (
+                {id(module) for _, module in part.area.modules()} if isinstance(part.area, Area) else set()
+            )
             if _inside(inner, covered):
                 problem = f"{inner.name!r} lies inside the part {part.name!r}."
                 raise DeclarationError(declaration.owner, problem, "Declare it as a part of the same model.")
@@ -290,7 +306,9 @@ def _refuse_missing_roles(declaration: Declaration, policy: OffloadPolicy) -> No
     there = {"dit" if one.role is Role.PART else one.role.value for one in declaration.found}
     for role in policy.offload_components or ():
         if role not in there:
-            raise PolicyError("offload_components", role, f"from what {declaration.owner} has: {', '.join(sorted(there))}")
+            raise PolicyError(
+                "offload_components", role, f"from what {declaration.owner} has: {', '.join(sorted(there))}"
+            )
 
 
 def _rest(target: nn.Module, found: Iterable[Found]) -> list[Found]:
@@ -298,6 +316,20 @@ def _rest(target: nn.Module, found: Iterable[Found]) -> list[Found]:
     claimed = {(id(slot.module), slot.name) for one in found for slot in one.area.slots()}
     rest = [slot for slot in Area(target, [""]).slots() if (id(slot.module), slot.name) not in claimed]
     return [Found(REST, Role.RESIDENT, True, FixedArea(rest), REST)] if rest else []
+
+
+def _undeclared(components: Mapping[str, Any], found: Iterable[Found]) -> list[Found]:
+    """Modules of a diffusers pipeline that its lists do not name stay on the device, too."""
+    claimed = {id(module) for one in found for module in _covered(one)}
+    return [
+        Found(name, Role.RESIDENT, True, Area(unwrapped(module), [""], name), name, called=[(name, module)])
+        for name, module in components.items()
+        if isinstance(module, nn.Module) and id(unwrapped(module)) not in claimed
+    ]
+
+
+def _covered(one: Found) -> list[nn.Module]:
+    return [unwrapped(module) for _, module in one.called] + ([one.split] if one.split is not None else [])
 
 
 def loose_tensors(found: Iterable[Found]) -> list[str]:

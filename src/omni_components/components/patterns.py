@@ -48,7 +48,9 @@ def _claim(part: str, area: Area, claimed: dict[tuple[int, str], tuple[str, str]
         other, path = claimed.setdefault((id(slot.module), slot.name), (part, slot.path))
         if other != part:
             problem = f"{path!r} is in two parts, {other!r} and {part!r}."
-            raise DeclarationError(owner, problem, "Narrow one of their patterns; a tensor in no part is resident.")
+            raise DeclarationError(
+                owner, problem, "Narrow one of their patterns; a tensor in no part is resident."
+            )
 
 
 def _found(model: nn.Module, pattern: str, owner: str) -> list[str]:
@@ -63,7 +65,12 @@ def _where_it_broke(model: nn.Module, pattern: str) -> tuple[str, list[str]]:
     for length in range(1, len(segments) + 1):
         if not list(_walk(model, segments[:length])):
             parents = list(_walk(model, segments[: length - 1])) if length > 1 else [("", model)]
-            known = [name for _, parent in parents[:1] if isinstance(parent, nn.Module) for name, _ in _children(parent)]
+            known = [
+                name
+                for _, parent in parents[:1]
+                if isinstance(parent, nn.Module)
+                for name, _ in _children(parent)
+            ]
             return segments[length - 1], known
     return segments[-1], []
 

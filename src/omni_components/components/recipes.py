@@ -26,7 +26,8 @@ ENTRY_POINTS = (
 def is_diffusers_pipeline(target: object) -> bool:
     """Whether a target is a ``diffusers.DiffusionPipeline``, without importing diffusers."""
     return any(
-        base.__name__ == "DiffusionPipeline" and base.__module__.startswith("diffusers.") for base in type(target).__mro__
+        base.__name__ == "DiffusionPipeline" and base.__module__.startswith("diffusers.")
+        for base in type(target).__mro__
     )
 
 

@@ -11,7 +11,7 @@ A member crosses in one of two ways, chosen once, at attach:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ class Slot:
     """Where a module registers a tensor."""
 
     module: nn.Module
-    table: dict[str, torch.Tensor | None]
+    table: MutableMapping[str, Any]  # its values are tensors or None
     name: str
     path: str
 
@@ -91,7 +91,7 @@ class Member:
         """This member's view of a group's bytes, whichever side they are on."""
         size, stride, offset = self.geometry
         view = torch.empty(0, dtype=self.host.dtype, device=raw.device)
-        return view.set_(raw.untyped_storage(), offset, size, stride)  # type: ignore[call-overload, no-any-return]
+        return view.set_(raw.untyped_storage(), offset, size, stride)
 
     def bind_host(self) -> None:
         """Register the master."""
@@ -185,11 +185,12 @@ def own_storage(raw: torch.Tensor) -> torch.Tensor:
     """
     if raw.numel() == 0:
         return torch.empty(0, dtype=torch.uint8, device=raw.device)
-    return torch.from_dlpack(torch.utils.dlpack.to_dlpack(raw))  # type: ignore[attr-defined, no-any-return]
+    return torch.from_dlpack(torch.utils.dlpack.to_dlpack(raw))  # type: ignore[attr-defined]
 
 
 def twin(original: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     """A second object of the same class over other data; both share one attribute dictionary."""
+    copy: torch.Tensor
     if isinstance(original, nn.Parameter):
         copy = torch.Tensor._make_subclass(type(original), data, original.requires_grad)
     elif type(original) is torch.Tensor:
@@ -209,12 +210,18 @@ def refuse_unmovable(component: str, slot: Slot) -> None:
     """
     tensor: Any = slot.tensor
     if isinstance(tensor, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
-        raise UnsupportedTensorError(component, slot.path, "is not initialised", "Run the module once before enabling.")
+        raise UnsupportedTensorError(
+            component, slot.path, "is not initialised", "Run the module once before enabling."
+        )
     if torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor) or _is_wrapper(tensor):
         kind = type(tensor).__name__
-        raise UnsupportedTensorError(component, slot.path, f"is a {kind}", "Declare the component as resident.")
+        raise UnsupportedTensorError(
+            component, slot.path, f"is a {kind}", "Declare the component as resident."
+        )
     if tensor.is_meta:
-        raise UnsupportedTensorError(component, slot.path, "is on the meta device", "Load the weights before enabling.")
+        raise UnsupportedTensorError(
+            component, slot.path, "is on the meta device", "Load the weights before enabling."
+        )
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         reason = f"is not a plain strided tensor ({tensor.layout})"
         raise UnsupportedTensorError(component, slot.path, reason, "Declare the component as resident.")
@@ -256,7 +263,7 @@ def extents(slots: Iterable[Slot]) -> list[Extent]:
 def _extent(tensor: torch.Tensor, slot: Slot) -> Extent:
     storage = tensor.untyped_storage()
     size = tensor.element_size()
-    low = tensor.storage_offset() * size
+    low = int(tensor.storage_offset()) * size
     reach = sum((count - 1) * stride for count, stride in zip(tensor.shape, tensor.stride(), strict=True))
     high = low + (reach + 1) * size if tensor.numel() else low
     # An empty tensor has no address: it is alone in its group.
@@ -278,7 +285,9 @@ def overlapping(found: Iterable[Extent]) -> Iterator[list[Extent]]:
         yield run
 
 
-def make_group(run: list[Extent], *, crosses: bool, partners: Mapping[int, torch.Tensor] | None = None) -> Group:
+def make_group(
+    run: list[Extent], *, crosses: bool, partners: Mapping[int, torch.Tensor] | None = None
+) -> Group:
     """A group over the memory where its tensors are now; nothing moves or is rebound.
 
     Args:
@@ -291,7 +300,7 @@ def make_group(run: list[Extent], *, crosses: bool, partners: Mapping[int, torch
     members = []
     for one in run:
         tensor = one.tensor
-        offset = tensor.storage_offset() - low // tensor.element_size()
+        offset = int(tensor.storage_offset()) - low // tensor.element_size()
         geometry = (tuple(tensor.shape), tuple(tensor.stride()), offset)
         host, device = _objects(tensor, crosses, (partners or {}).get(id(tensor)))
         here = tensor.detach()
@@ -302,8 +311,8 @@ def make_group(run: list[Extent], *, crosses: bool, partners: Mapping[int, torch
 
 
 def _bytes_of(tensor: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())  # type: ignore[call-overload]
-    return whole[low:high]  # type: ignore[no-any-return]
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+    return whole[low:high]
 
 
 def _objects(

@@ -91,7 +91,7 @@ class DemoPipeline(nn.Module):
         *,
         steps: int = 24,
         seed: int = 0,
-        guidance_scale: float = 2.0,
+        guidance_scale: float = 2.5,
         callback: Callable[[int, int], None] | None = None,
     ) -> DemoOutput:
         """Draw one picture per prompt.

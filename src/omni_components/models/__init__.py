@@ -1,0 +1,1 @@
+"""Split versions of real models."""

@@ -1,0 +1,1 @@
+"""WHO may be there, WHEN: the invariant lives here."""

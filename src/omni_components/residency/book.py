@@ -67,12 +67,16 @@ class Book:
         except KeyError:
             raise UnknownComponentError(name, tuple(self.entries), self.owner) from None
 
-    def admit(self, components: Sequence[Component], conflicts: Callable[[Component, Component], bool]) -> None:
+    def admit(
+        self, components: Sequence[Component], conflicts: Callable[[Component, Component], bool]
+    ) -> None:
         """Enter components with their conflicts, all or none."""
         fresh = {one.name: Entry(one, one.bytes) for one in components}
         taken = next((name for name in fresh if name in self.entries), None)
         if taken is not None:
-            raise OwnershipError(taken, self.owner, "a second component", "Give the components different names.")
+            raise OwnershipError(
+                taken, self.owner, "a second component", "Give the components different names."
+            )
         everyone = {**self.entries, **fresh}
         for entry in fresh.values():
             self.check_budget(entry, everyone.values())
@@ -99,7 +103,9 @@ class Book:
     def step(self, entry: Entry, state: State) -> None:
         """The one place where a state changes."""
         if (entry.state, state) not in LEGAL:
-            raise InvariantError("I6 rest", f"{entry.name!r} cannot go from {entry.state.name} to {state.name}")
+            raise InvariantError(
+                "I6 rest", f"{entry.name!r} cannot go from {entry.state.name} to {state.name}"
+            )
         if entry.state is State.HOST:
             self.held += entry.bytes
         elif state is State.HOST:
@@ -116,7 +122,9 @@ class Book:
         """Refuse a component that cannot fit beside the residents, before anything moves."""
         if self.capacity is None:
             return  # no limit
-        others = [one for one in everyone or self.entries.values() if one.component.resident and one is not entry]
+        others = [
+            one for one in everyone or self.entries.values() if one.component.resident and one is not entry
+        ]
         held = sum(one.bytes for one in others)
         if held + entry.bytes > self.capacity:
             raise BudgetError(entry.name, entry.bytes, self.capacity, held, [one.name for one in others])
@@ -124,7 +132,9 @@ class Book:
     def predicted_peak(self) -> int:
         """Bytes of the heaviest set of components that may be on the device together."""
         sizes = {name: entry.bytes for name, entry in self.entries.items()}
-        return peak_bytes(sizes, {name: [one.name for one in entry.rivals] for name, entry in self.entries.items()})
+        return peak_bytes(
+            sizes, {name: [one.name for one in entry.rivals] for name, entry in self.entries.items()}
+        )
 
     def needed(self, stack: ThreadStack) -> list[Entry]:
         """What a thread's innermost body needs: its component, and outer ones that it does not exclude."""
@@ -137,7 +147,12 @@ class Book:
 
     def stacks(self) -> list[ThreadStack]:
         """The threads with open scopes."""
-        found = {id(scope.stack): scope.stack for one in self.entries.values() for scope in one.scopes if scope.stack}
+        found = {
+            id(scope.stack): scope.stack
+            for one in self.entries.values()
+            for scope in one.scopes
+            if scope.stack
+        }
         return list(found.values())
 
     def pin(self, scope: OffloadScope, entry: Entry, stack: ThreadStack) -> None:

@@ -41,7 +41,10 @@ def _presence(book: Book, turns: Turns) -> Iterator[Finding]:
             continue
         for entry in book.needed(stack):
             if entry.state is not State.DEVICE:
-                yield "I2 presence", f"thread {stack.name} is inside a scope of {entry.name!r}, which is not there"
+                yield (
+                    "I2 presence",
+                    f"thread {stack.name} is inside a scope of {entry.name!r}, which is not there",
+                )
 
 
 def _pins(book: Book, mine: ThreadStack) -> Iterator[Finding]:

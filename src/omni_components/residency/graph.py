@@ -33,7 +33,9 @@ def _reachable(start: str, adjacent: Mapping[str, set[str]]) -> set[str]:
     return seen
 
 
-def _heaviest(names: list[str], sizes: Mapping[str, int], adjacent: Mapping[str, set[str]], floor: int) -> int:
+def _heaviest(
+    names: list[str], sizes: Mapping[str, int], adjacent: Mapping[str, set[str]], floor: int
+) -> int:
     """Best total from ``names`` (heaviest first), or anything <= ``floor`` if that cannot be beaten."""
     free = [name for name in names if not adjacent[name] & set(names)]
     base, names = sum(sizes[name] for name in free), [name for name in names if name not in free]

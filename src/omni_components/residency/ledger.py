@@ -61,11 +61,14 @@ class ResidencyLedger:
         owner: Whose ledger this is, for messages.
     """
 
-    def __init__(self, mover: Mover, policy: OffloadPolicy | None = None, *, owner: str = "this ledger") -> None:
+    def __init__(
+        self, mover: Mover, policy: OffloadPolicy | None = None, *, owner: str = "this ledger"
+    ) -> None:
         self.mover = mover
         self.policy = policy or OffloadPolicy()
         self.owner = owner
         self.history = History(self.policy.history)
+        self.attachment: object | None = None  # what offload() built on it lives as long as it does
         self._mutex = threading.Lock()
         self._changed = threading.Condition(self._mutex)
         self._book = Book(owner, self.policy.device_memory)
@@ -76,7 +79,9 @@ class ResidencyLedger:
 
     # --- who is declared, and where it is ---------------------------------------------------------------
 
-    def admit(self, components: Sequence[Component], conflicts: Callable[[Component, Component], bool]) -> None:
+    def admit(
+        self, components: Sequence[Component], conflicts: Callable[[Component, Component], bool]
+    ) -> None:
         """Enter components, all of them or none; they start on the host.
 
         Args:
@@ -102,7 +107,9 @@ class ResidencyLedger:
         with self._turn(None, None):
             pinned = next((entry.name for entry in gone if entry.scopes), None)
             if pinned is not None:
-                raise ScopeError(pinned, "offload cannot be disabled while it is open.", "Leave the scope first.")
+                raise ScopeError(
+                    pinned, "offload cannot be disabled while it is open.", "Leave the scope first."
+                )
             for entry in gone:
                 self._switch.evict(entry, Cause.MANUAL)
             with self._mutex:
@@ -169,7 +176,9 @@ class ResidencyLedger:
     def enter(self, scope: OffloadScope) -> None:
         """Make the scope's component present and pin it (``with`` calls this)."""
         if scope.used:
-            raise ScopeError(scope.name, "it was entered before; a scope is single-use.", "Ask for a new scope.")
+            raise ScopeError(
+                scope.name, "it was entered before; a scope is single-use.", "Ask for a new scope."
+            )
         scope.used = True
         stack = self._mine()
         try:
@@ -188,7 +197,9 @@ class ResidencyLedger:
         if stack is None:
             raise ScopeError(scope.name, "it is not open.")
         if stack is not self._mine():
-            raise ScopeError(scope.name, f"thread {stack.name} opened it, {self._mine().name} tried to leave it.")
+            raise ScopeError(
+                scope.name, f"thread {stack.name} opened it, {self._mine().name} tried to leave it."
+            )
         if stack.scopes[-1] is not scope:
             self._refuse_out_of_order(scope, stack)
         try:
@@ -223,7 +234,9 @@ class ResidencyLedger:
         entry = self._book[name]
         outer = self._displaced_by(entry, self._mine())
         if outer:
-            raise ScopeError(name, f"it cannot be loaded ahead inside the scope of its rival {outer[0].name!r}.")
+            raise ScopeError(
+                name, f"it cannot be loaded ahead inside the scope of its rival {outer[0].name!r}."
+            )
         with self._turn(entry, timeout):
             self._switch.bring(entry, Cause.MANUAL)
 
@@ -316,7 +329,9 @@ class ResidencyLedger:
         """Wait until nothing is in the way, then be the one thread that moves."""
         waiter = Waiter(self._mine(), entry)
         if self._turns.moving is not None and self._turns.moving.stack is waiter.stack:
-            raise ScopeError(waiter.name, "it was asked for while this thread moves bytes.", "This is a bug: report it.")
+            raise ScopeError(
+                waiter.name, "it was asked for while this thread moves bytes.", "This is a bug: report it."
+            )
         try:
             with self._mutex:
                 self._wait(waiter, timeout, first, cause)
@@ -349,7 +364,9 @@ class ResidencyLedger:
     def _allow_nesting(self, entry: Entry, stack: ThreadStack) -> None:
         for outer in self._displaced_by(entry, stack):
             if self.policy.nesting == "error":
-                raise ScopeError(entry.name, f"its rival {outer.name!r} has an open scope here.", NESTING_ADVICE)
+                raise ScopeError(
+                    entry.name, f"its rival {outer.name!r} has an open scope here.", NESTING_ADVICE
+                )
             pair = (outer.name, entry.name)
             if pair not in self._warned:
                 self._warned.add(pair)

@@ -34,7 +34,9 @@ class Switch:
             return  # already home
         self._transfer(entry, State.EVICTING, State.HOST, cause)
 
-    def record(self, kind: EventKind, name: str, cause: Cause, start: float | None = None, size: int = 0) -> None:
+    def record(
+        self, kind: EventKind, name: str, cause: Cause, start: float | None = None, size: int = 0
+    ) -> None:
         """Write an event down (the mutex is held)."""
         now = time.perf_counter()
         self._history.record(
@@ -71,7 +73,9 @@ class Switch:
         if entry.state is truth:
             return  # it failed before anything was reserved
         if (entry.state, truth) == (State.DEVICE, State.HOST):
-            self._step(entry, State.EVICTING)  # interrupted after the commit of a load that the mover took back
+            self._step(
+                entry, State.EVICTING
+            )  # interrupted after the commit of a load that the mover took back
         self._step(entry, truth)
         with self._mutex:
             self.record(EventKind.ROLLBACK, entry.name, cause, start)

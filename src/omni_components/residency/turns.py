@@ -58,7 +58,9 @@ class Turns:
             path = paths.pop()
             for stack in self._hard(path[-1]):
                 if stack is waiter.stack:
-                    return [f"{one.stack.name} (waits for {one.name!r})" for one in path] + [waiter.stack.name]
+                    return [f"{one.stack.name} (waits for {one.name!r})" for one in path] + [
+                        waiter.stack.name
+                    ]
                 follower = self._waiter_of(stack)
                 if follower is not None and follower not in path:
                     paths.append([*path, follower])

@@ -115,5 +115,3 @@ class Arena:
 
     def _in_buffer(self, taken: torch.Tensor) -> bool:
         return any(taken is view for view in self._views.values())
-
-

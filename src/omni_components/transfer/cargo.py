@@ -78,7 +78,9 @@ class Cargo:
             return
         for group in self.groups:
             on_host = group.source.device.type == "cpu"
-            group.rehome(own_storage(group.source) if on_host else anonymous(group.nbytes).copy_(group.source))
+            group.rehome(
+                own_storage(group.source) if on_host else anonymous(group.nbytes).copy_(group.source)
+            )
             group.bind_host()
             group.leave()
         self.size = lay_out(self.groups)
@@ -135,6 +137,26 @@ class Cargo:
         """Groups that someone wrote to on the device."""
         return [group for group in self.groups if any(member.written() for member in group.members)]
 
+    # --- what an audit asks ---------------------------------------------------------------------------------
+
+    def misplaced(self, device: torch.device) -> list[str]:
+        """Tensors the mover bound that are not on ``device``, in words."""
+        found = []
+        for member in self.members():
+            bound = member.device if self.present else member.host
+            if bound is None or not member.intact(self.present):
+                continue  # someone else put something there: the next switch adopts it
+            if bound.device != device:
+                found.append(f"{self.name}: {member.path} is on {bound.device}, not on {device}")
+        return found
+
+    def ranges(self) -> Iterator[tuple[int, int, str]]:
+        """Address ranges ``[low, high)`` of its masters, and of its device bytes if it is there."""
+        for group in self.groups:
+            for raw in (group.source, group.raw if self.present else None):
+                if raw is not None and raw.numel():
+                    yield raw.data_ptr(), raw.data_ptr() + raw.numel(), self.name
+
     # --- what others put into the slots -------------------------------------------------------------------
 
     def disturbed(self) -> bool:
@@ -158,7 +180,9 @@ class Cargo:
         for slot in strays:
             refuse_unmovable(self.name, slot)
         partners = self._partners()
-        fresh = [make_group(run, crosses=self._crosses, partners=partners) for run in overlapping(extents(strays))]
+        fresh = [
+            make_group(run, crosses=self._crosses, partners=partners) for run in overlapping(extents(strays))
+        ]
         copied = sum(self._master_of(group) for group in fresh)
         self._keep_only(kept)
         end = max([0, *(slab.base + slab.tensor.numel() for slab in self.slabs)])
@@ -170,7 +194,11 @@ class Cargo:
 
     def _sorted_slots(self) -> tuple[dict[int, list[Slot]], list[Slot]]:
         """Slots by the member whose bound object they hold (by ``id``), and those that hold something else."""
-        bound = {id(one.device if self.present else one.host): one for one in self.members() if one.sound(self.present)}
+        bound = {
+            id(one.device if self.present else one.host): one
+            for one in self.members()
+            if one.sound(self.present)
+        }
         kept: dict[int, list[Slot]] = {}
         strays = []
         for slot in self.area.slots():

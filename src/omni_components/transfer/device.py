@@ -153,7 +153,9 @@ class AcceleratorBackend:
 
     def flush(self) -> None:
         """Empty the allocator's cache."""
-        torch.accelerator.empty_cache() if hasattr(torch.accelerator, "empty_cache") else self._module().empty_cache()
+        torch.accelerator.empty_cache() if hasattr(
+            torch.accelerator, "empty_cache"
+        ) else self._module().empty_cache()
 
     def free_bytes(self) -> int | None:
         """As the device tells; ``None`` where it does not."""
@@ -167,9 +169,26 @@ class AcceleratorBackend:
         return torch.get_device_module(self.device)
 
 
+class StreamlessBackend(HostBackend):
+    """An accelerator that offers no streams: its copies end before they return."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def flush(self) -> None:
+        """Empty the allocator's cache."""
+        torch.get_device_module(self.device).empty_cache()
+
+
 def backend_for(device: torch.device) -> Backend:
     """The adapter for a resolved device."""
-    return HostBackend() if device.type == "cpu" else AcceleratorBackend(device)
+    if device.type == "cpu":
+        return HostBackend()
+    try:
+        return AcceleratorBackend(device)
+    except (RuntimeError, NotImplementedError):
+        return StreamlessBackend(device)
 
 
 # --- pinning ----------------------------------------------------------------------------------------------
@@ -191,7 +210,7 @@ class _CudaRegistrar:
     """cudaHostRegister, or its HIP twin, through torch's runtime binding."""
 
     def __init__(self) -> None:
-        self._runtime: Any = torch.cuda.cudart()
+        self._runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
     def host_register(self, pointer: int, nbytes: int) -> None:
         self._check(self._runtime.cudaHostRegister(pointer, nbytes, 0), nbytes)
@@ -209,4 +228,4 @@ def registrar_for(device: torch.device) -> Registrar | None:
     if device.type == "cuda":
         return _CudaRegistrar()
     module = torch.get_device_module(device) if device.type != "cpu" else None
-    return module if hasattr(module, "host_register") else None  # type: ignore[return-value]
+    return module if hasattr(module, "host_register") else None

@@ -6,14 +6,15 @@ masters. What did change on the device is copied home first, group by group.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch.profiler import record_function
 
-from ..errors import TransferError
 from ..components.tensors import Group
+from ..errors import TransferError
 from ..protocols import Moved, MoverFacts
 from .arena import Arena
 from .cargo import Cargo
@@ -51,6 +52,8 @@ class ArenaMover:
 
     def arrange(self, swapped: list[str], rivals: Callable[[str, str], bool]) -> None:
         """Place those that take turns in the arena."""
+        if self.arena.release():
+            self._leave_absent()
         self.arena.arrange({name: self._cargo[name].size for name in swapped}, rivals)
 
     def cargo(self, name: str) -> Cargo:
@@ -117,9 +120,7 @@ class ArenaMover:
         """Give the arena's memory back to the system if nobody is in it; returns the bytes."""
         freed = self.arena.release()
         if freed:
-            for cargo in self._cargo.values():
-                if not cargo.present:
-                    cargo.leave(stable=False)
+            self._leave_absent()
             self.backend.flush()
         return freed
 
@@ -146,17 +147,25 @@ class ArenaMover:
         )
 
     def audit(self, present: Mapping[str, bool]) -> list[str]:
-        """Compare every tensor with where the ledger says it is."""
+        """Compare every tensor with where the ledger says it is, and look for bytes with two owners."""
         found = []
+        ranges: list[tuple[int, int, str]] = []
         for name, expected in present.items():
             cargo = self._cargo[name]
             if cargo.present is not expected:
                 found.append(f"{name!r} is {'' if cargo.present else 'not '}on the device")
-            device = self.backend.device if cargo.present else torch.device("cpu")
-            for member in cargo.members():
-                if member.intact(cargo.present) and any(slot.tensor.device != device for slot in member.slots if slot.tensor is not None):
-                    found.append(f"{name}: {member.path} is not on {device}")
+            found += cargo.misplaced(self.backend.device if cargo.present else torch.device("cpu"))
+            ranges += cargo.ranges()
+        ranges.sort()
+        for (_, high, one), (low, _, other) in itertools.pairwise(ranges):
+            if low < high:
+                found.append(f"{one!r} and {other!r} share bytes")
         return found
+
+    def _leave_absent(self) -> None:
+        for cargo in self._cargo.values():
+            if not cargo.present:
+                cargo.leave(stable=False)
 
     # --- loading ------------------------------------------------------------------------------------------
 

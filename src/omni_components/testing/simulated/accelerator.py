@@ -114,7 +114,9 @@ class SimulatedAccelerator:
     def races(self) -> list[RaceReport]:
         """The races found since the last reset."""
         names = RaceReport.__slots__
-        return [RaceReport(**dict(zip(names, race, strict=True))) for race in self._extension.races(self._leader)]
+        return [
+            RaceReport(**dict(zip(names, race, strict=True))) for race in self._extension.races(self._leader)
+        ]
 
     def expect_races(self) -> list[RaceReport]:
         """Returns the races found so far and forgets them: for tests that cause them on purpose."""

@@ -65,7 +65,12 @@ def _key() -> str:
     import torch
 
     digest = hashlib.sha256()
-    for part in (torch.__version__, sysconfig.get_config_var("SOABI") or sys.version, platform.machine(), *FLAGS):
+    for part in (
+        torch.__version__,
+        sysconfig.get_config_var("SOABI") or sys.version,
+        platform.machine(),
+        *FLAGS,
+    ):
         digest.update(f"{part}\0".encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")

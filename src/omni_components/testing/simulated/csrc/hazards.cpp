@@ -18,13 +18,13 @@ struct Interval {
   c10::SmallVector<Access, 2> reads;
 };
 using Map = std::map<uintptr_t, Interval>;
-Map history;
+auto& history = *new Map;
 
 struct Label {
   uintptr_t end;
   std::string name;
 };
-std::map<uintptr_t, Label> labels;
+auto& labels = *new std::map<uintptr_t, Label>;
 
 // Splits the interval that `at` lies inside of, so that one begins there.
 void split(uintptr_t at) {
@@ -51,17 +51,21 @@ struct Found {
   const char* kind;
 };
 
-void report_pair(const Access& earlier, const Access& later, const Found& found) {
+void report_pair(const Access& earlier, const std::string& later, const std::string& by, const Found& found,
+                 int index) {
   Race race;
   race.kind = found.kind;
   race.first = *earlier.what;
   race.first_stream = stream_name(earlier.slot);
-  race.second = *later.what;
-  race.second_stream = stream_name(later.slot);
+  race.second = later;
+  race.second_stream = by;
   race.address = found.from;
   race.bytes = static_cast<int64_t>(found.to - found.from);
   race.label = label_at(found.from, found.to - found.from);
-  report(std::move(race), device_of(later.slot));
+  report(std::move(race), index);
+}
+void report_pair(const Access& earlier, const Access& later, const Found& found) {
+  report_pair(earlier, *later.what, stream_name(later.slot), found, device_of(later.slot));
   // One missing wait, one report: from here on the stream counts as having waited.
   stream(later.slot).knows.advance(earlier.slot, earlier.epoch);
 }
@@ -117,12 +121,15 @@ void touch(const void* memory, size_t bytes, const Access& by, bool write) {
   else read_range(from, to, by);
 }
 
+static void forget_labels(uintptr_t from, uintptr_t to);
+
 void forget(const void* memory, size_t bytes) {
   if (!memory || bytes == 0) return;
   auto from = reinterpret_cast<uintptr_t>(memory), to = from + bytes;
   split(from);
   split(to);
   history.erase(history.lower_bound(from), history.lower_bound(to));
+  forget_labels(from, to);
 }
 
 // Memory goes back to the stream that allocated it: the next block there may be this one. So whatever
@@ -143,11 +150,28 @@ void check_free(const void* memory, size_t bytes, int owner, const std::vector<i
   }
 }
 
+// Registered memory goes back to the host: no stream may be using it.
+void check_unregister(const void* memory, size_t bytes, int index) {
+  auto from = reinterpret_cast<uintptr_t>(memory), to = from + bytes;
+  for (auto it = history.lower_bound(from); it != history.end() && it->first < to; ++it) {
+    Found found{it->first, it->second.end, "unregistered while a copy uses it"};
+    std::vector<Access> accesses(it->second.reads.begin(), it->second.reads.end());
+    accesses.push_back(it->second.write);
+    for (const auto& access : accesses)
+      if (!known(access, host_clock())) return report_pair(access, "host_unregister", "host", found, index);
+  }
+}
+
+static void forget_labels(uintptr_t from, uintptr_t to) {
+  auto it = labels.lower_bound(from);
+  if (it != labels.begin() && std::prev(it)->second.end > from) --it;
+  while (it != labels.end() && it->first < to) it = labels.erase(it);
+}
 void set_label(const void* memory, size_t bytes, std::string name) {
   auto from = reinterpret_cast<uintptr_t>(memory);
+  forget_labels(from, from + bytes);  // a new tenant of the same memory
   labels[from] = {from + bytes, std::move(name)};
 }
-void clear_labels() { labels.clear(); }
 std::string label_at(uintptr_t address, size_t bytes) {
   auto it = labels.upper_bound(address);
   if (it != labels.begin() && std::prev(it)->second.end > address) return std::prev(it)->second.name;

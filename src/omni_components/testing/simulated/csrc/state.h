@@ -71,8 +71,9 @@ struct Fault {
   int64_t after = -1;  // how many more succeed; negative: never fails
   bool persistent = false;
   PyObject* error = nullptr;  // an exception type, or null for the fault's usual error
+  int64_t hits = 0;
 };
-enum FaultPoint { kCopyFault, kAllocationFault, kPinFault, kFaultPoints };
+enum FaultPoint { kCopyFault, kAllocationFault, kPinFault, kStepFault, kFaultPoints };
 
 struct Race {
   std::string kind, first, first_stream, second, second_stream, label, where;
@@ -101,6 +102,7 @@ struct Device {
   double bytes_per_second = 0, latency = 0;  // of the link; 0 bytes per second: takes no time
   double h2d_free_at = 0, d2h_free_at = 0;   // when each direction's copy engine is free
   double host_time = 0;
+  double epoch_time = 0;  // `seconds` counts from here
 };
 Device& device(int index);
 Device& leader_of(int index);
@@ -108,8 +110,12 @@ int open_devices(int count);  // returns the first index
 void close_devices(int first);
 int active_devices();
 
-// Throws if a fault is due here. Call it without the lock.
+// Throws if a fault is due here; every point counts as a step too. Call it without the lock.
 void maybe_fail(FaultPoint point, int device_index);
+// Asks Python where the races found just now were issued. Call it without the lock.
+void locate_races(int device_index);
+void set_locator(PyObject* locator);
+double now_of(int leader);  // virtual seconds until everything issued so far is done
 
 // --- streams ------------------------------------------------------------------------------------
 
@@ -151,14 +157,20 @@ Clock& host_clock();
 
 // Begins an operation that runs at once: whatever its stream has queued runs first.
 Access begin(int slot, const std::string* what);
-Access issue(int slot, const std::string* what);  // numbers an operation without running the queue
+// Numbers an operation without running the queue.
+Access issue(int slot, const std::string* what);
 void enqueue(PendingCopy copy);
 void run_until(int slot, Epoch epoch);
 void run_all(int device_index);
 void run_overlapping(const void* memory, size_t bytes);
-void host_waits_for(int slot);
-void consider_running();  // asks the chooser, if any, whether a late copy runs now; not under the lock
 bool anything_queued(int slot);
+void consider_running();  // asks the chooser, if any, whether a late copy runs now; not under the lock
+
+EventState record_event(int slot);
+void stream_waits(int slot, const EventState& event);
+void host_waits(const EventState& event);
+void host_waits_for(int slot);
+bool is_over(const EventState& event);  // asking lets time pass
 
 // Virtual time: a copy over the link occupies its stream and the link's direction.
 void spend_on_link(int slot, int64_t bytes, bool to_device);
@@ -167,9 +179,9 @@ void spend_on_link(int slot, int64_t bytes, bool to_device);
 
 void touch(const void* memory, size_t bytes, const Access& by, bool write);
 void check_free(const void* memory, size_t bytes, int owner, const std::vector<int>& recorded);
+void check_unregister(const void* memory, size_t bytes, int device_index);
 void forget(const void* memory, size_t bytes);
 void set_label(const void* memory, size_t bytes, std::string name);
-void clear_labels();
 std::string label_at(uintptr_t address, size_t bytes);
 void report(Race race, int device_index);
 uint64_t checksum(const void* memory, size_t bytes);
@@ -187,6 +199,7 @@ void host_register(uintptr_t memory, int64_t bytes);
 void host_unregister(uintptr_t memory);
 void record_stream(const void* memory, const c10::Stream& stream);
 void empty_cache(int device_index);
+std::string mib(int64_t bytes);
 void settle();  // frees what waited for a recorded stream that is done by now
 
 }  // namespace sim

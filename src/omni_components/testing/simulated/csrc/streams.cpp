@@ -1,4 +1,4 @@
-// Streams, events and the virtual time they take.
+// Streams, clocks and the virtual time they take.
 //
 // A stream runs everything in the order it was issued. Kernels run when they are issued. Non-blocking
 // copies between the device and pinned memory wait in their stream's queue until somebody needs them:
@@ -6,10 +6,8 @@
 // wait therefore computes on memory that has not arrived, as it would on an unlucky accelerator.
 #include "state.h"
 
-#include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <c10/util/Exception.h>
-
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <mutex>
 #include <unordered_set>
@@ -17,16 +15,13 @@
 namespace sim {
 namespace {
 
-std::recursive_mutex process_lock;
+// State is never destroyed: tensors may outlive this library's static objects at exit.
+auto& process_lock = *new std::recursive_mutex;
+auto& graveyard = *new std::vector<c10::Storage>;
+auto& streams = *new std::array<Stream, kSlots>;
+auto& host = *new Clock;
 int lock_depth = 0;
-std::vector<c10::Storage> graveyard;
-
-Stream streams[kSlots];
-Clock host;
-int next_side_stream[kDevices] = {};
-
-thread_local int device_now = 0;
-thread_local c10::StreamId stream_now[kDevices] = {};
+int64_t queued_items = 0;
 
 }  // namespace
 
@@ -51,7 +46,7 @@ void Clock::join(const Clock& other) {
 }
 
 const std::string* intern(const std::string& text) {
-  static std::unordered_set<std::string> names;
+  static auto& names = *new std::unordered_set<std::string>;
   Lock lock;
   return &*names.insert(text).first;
 }
@@ -67,8 +62,6 @@ std::string stream_name(int slot) {
   auto device = " of sim:" + std::to_string(device_of(slot));
   return slot < kDevices ? "default stream" + device : "stream " + std::to_string(slot / kDevices) + device;
 }
-int current_device() { return device_now; }
-int current_slot(int index) { return static_cast<int>(stream_now[index]) * kDevices + index; }
 Stream& stream(int slot) { return streams[slot]; }
 Clock& host_clock() { return host; }
 
@@ -85,6 +78,10 @@ Access begin(int slot, const std::string* what) {
   return issue(slot, what);
 }
 
+static void push(int slot, Work work) {
+  streams[slot].queue.push_back(std::move(work));
+  ++queued_items;
+}
 static void move_bytes(PendingCopy& copy) {
   if (copy.ran) return;
   std::memcpy(copy.to, copy.from, copy.bytes);
@@ -112,6 +109,7 @@ void run_until(int slot, Epoch epoch) {
   while (!queue.empty() && queue.front().epoch <= epoch) {
     Work work = std::move(queue.front());
     queue.pop_front();
+    --queued_items;
     if (work.copy) finish(*work.copy);
     else run_until(work.wait_slot, work.wait_epoch);
   }
@@ -133,7 +131,14 @@ static std::optional<Epoch> last_touching(int slot, const void* memory, size_t b
       last = work.epoch;
   return last;
 }
+static bool anybody_touches(const void* memory, size_t bytes) {
+  if (queued_items == 0) return false;
+  for (int slot = 0; slot < kSlots; ++slot)
+    if (last_touching(slot, memory, bytes)) return true;
+  return false;
+}
 void run_overlapping(const void* memory, size_t bytes) {
+  if (queued_items == 0) return;
   for (int slot = 0; slot < kSlots; ++slot)
     if (auto last = last_touching(slot, memory, bytes)) run_until(slot, *last);
 }
@@ -141,9 +146,7 @@ void run_overlapping(const void* memory, size_t bytes) {
 void enqueue(PendingCopy copy) {
   int slot = copy.access.slot;
   auto& lead = leader_of(device_of(slot));
-  bool shared = false;
-  for (int other = 0; other < kSlots && !shared; ++other)
-    shared = last_touching(other, copy.to, copy.bytes).has_value();
+  bool shared = anybody_touches(copy.to, copy.bytes);
   if (lead.poison) {
     copy.checksum = checksum(copy.from, copy.bytes);
     copy.checked = true;
@@ -160,16 +163,16 @@ void enqueue(PendingCopy copy) {
   Work work;
   work.epoch = copy.access.epoch;
   work.copy = std::move(copy);
-  streams[slot].queue.push_back(std::move(work));
+  push(slot, std::move(work));
 }
 
 // --- waits --------------------------------------------------------------------------------------
 
-static void record_event(EventState& event, int slot) {
+EventState record_event(int slot) {
   streams[slot].knows.join(host);
-  event = {slot, streams[slot].knows.of(slot), streams[slot].knows, streams[slot].free_at};
+  return {slot, streams[slot].knows.of(slot), streams[slot].knows, streams[slot].free_at};
 }
-static void stream_waits(int slot, const EventState& event) {
+void stream_waits(int slot, const EventState& event) {
   auto& waiter = streams[slot];
   waiter.knows.join(event.knows);
   waiter.free_at = std::max(waiter.free_at, event.at);
@@ -178,32 +181,25 @@ static void stream_waits(int slot, const EventState& event) {
   work.epoch = issue(slot, nullptr).epoch;
   work.wait_slot = event.slot;
   work.wait_epoch = event.epoch;
-  waiter.queue.push_back(std::move(work));
+  push(slot, std::move(work));
 }
-static void host_waits(const EventState& event) {
+void host_waits(const EventState& event) {
   run_until(event.slot, event.epoch);
   host.join(event.knows);
   auto& lead = leader_of(device_of(event.slot));
   lead.host_time = std::max(lead.host_time, event.at);
 }
-void host_waits_for(int slot) {
-  EventState now;
-  record_event(now, slot);
-  host_waits(now);
-}
-static bool over(const EventState& event) {
+void host_waits_for(int slot) { host_waits(record_event(slot)); }
+// A lazy copy must not keep a polling caller waiting for ever: each question lets one queued item run.
+bool is_over(const EventState& event) {
   const auto& queue = streams[event.slot].queue;
-  return queue.empty() || queue.front().epoch > event.epoch;
+  bool over = queue.empty() || queue.front().epoch > event.epoch;
+  if (over) host.join(event.knows);
+  else run_until(event.slot, queue.front().epoch);
+  return over;
 }
-// Asking lets time pass: a lazy copy must not keep a polling caller waiting for ever.
-static bool query(const EventState& event) {
-  if (over(event)) {
-    host.join(event.knows);
-    return true;
-  }
-  run_until(event.slot, streams[event.slot].queue.front().epoch);
-  return false;
-}
+
+// --- virtual time -------------------------------------------------------------------------------
 
 void spend_on_link(int slot, int64_t bytes, bool to_device) {
   auto& lead = leader_of(device_of(slot));
@@ -212,106 +208,11 @@ void spend_on_link(int slot, int64_t bytes, bool to_device) {
   double start = std::max({streams[slot].free_at, lead.host_time, link});
   link = streams[slot].free_at = start + lead.latency + transfer;
 }
-
-// --- torch's view -------------------------------------------------------------------------------
-
-namespace {
-
-c10::Device sim_device(int index) {
-  return c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(index));
-}
-c10::Stream torch_stream(int index, c10::StreamId id) {
-  return c10::Stream(c10::Stream::UNSAFE, sim_device(index), id);
-}
-int index_of(c10::Device d) { return d.has_index() ? d.index() : device_now; }
-EventState* event_of(void* event) { return static_cast<EventState*>(event); }
-void count_sync(int index) {
-  ++device(index).n.syncs;
-  ++device(index).n.host_waits;
+double now_of(int leader) {
+  double now = device(leader).host_time;
+  for (int slot = 0; slot < kSlots; ++slot)
+    if (device(device_of(slot)).leader == leader) now = std::max(now, streams[slot].free_at);
+  return now;
 }
 
-struct Guard final : c10::impl::DeviceGuardImplInterface {
-  c10::DeviceType type() const override { return c10::DeviceType::PrivateUse1; }
-  c10::Device getDevice() const override { return sim_device(device_now); }
-  c10::Device exchangeDevice(c10::Device d) const override {
-    auto old = getDevice();
-    setDevice(d);
-    return old;
-  }
-  void setDevice(c10::Device d) const override {
-    if (!d.has_index()) return;
-    TORCH_CHECK(d.index() >= 0 && d.index() < kDevices, "sim:", d.index(), " is not a simulated device");
-    device_now = d.index();
-  }
-  void uncheckedSetDevice(c10::Device d) const noexcept override {
-    if (d.has_index() && d.index() < kDevices) device_now = d.index();
-  }
-  c10::DeviceIndex deviceCount() const noexcept override {
-    return static_cast<c10::DeviceIndex>(std::max(1, active_devices()));
-  }
-  c10::Stream getStream(c10::Device d) const override {
-    return torch_stream(index_of(d), stream_now[index_of(d)]);
-  }
-  c10::Stream getDefaultStream(c10::Device d) const override { return torch_stream(index_of(d), 0); }
-  c10::Stream getNewStream(c10::Device d, int) const override {
-    Lock lock;
-    int turn = next_side_stream[index_of(d)]++ % kSideStreams;
-    return torch_stream(index_of(d), 1 + turn);
-  }
-  c10::Stream getStreamFromGlobalPool(c10::Device d, bool) const override { return getNewStream(d, 0); }
-  c10::Stream exchangeStream(c10::Stream s) const override {
-    auto old = getStream(s.device());
-    stream_now[index_of(s.device())] = s.id();
-    return old;
-  }
-  void* getStreamNativeHandle(const c10::Stream s) const override { return &streams[slot_of(s)]; }
-
-  void record(void** event, const c10::Stream& s, const c10::DeviceIndex, const c10::EventFlag) const override {
-    consider_running();
-    Lock lock;
-    if (!*event) *event = new EventState();
-    record_event(*event_of(*event), slot_of(s));
-  }
-  void block(void* event, const c10::Stream& s) const override {
-    consider_running();
-    Lock lock;
-    if (event) stream_waits(slot_of(s), *event_of(event));
-  }
-  bool queryEvent(void* event) const override {
-    Lock lock;
-    return !event || query(*event_of(event));
-  }
-  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete event_of(event); }
-  void synchronizeEvent(void* event) const override {
-    Lock lock;
-    if (!event) return;
-    count_sync(device_of(event_of(event)->slot));
-    host_waits(*event_of(event));
-  }
-  bool queryStream(const c10::Stream& s) const override {
-    Lock lock;
-    EventState now;
-    record_event(now, slot_of(s));
-    return query(now);
-  }
-  void synchronizeStream(const c10::Stream& s) const override {
-    Lock lock;
-    count_sync(index_of(s.device()));
-    host_waits_for(slot_of(s));
-  }
-  void synchronizeDevice(const c10::DeviceIndex index) const override {
-    Lock lock;
-    count_sync(index);
-    for (int slot = index; slot < kSlots; slot += kDevices) host_waits_for(slot);
-  }
-  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& s) const override {
-    record_stream(data.get(), s);
-  }
-  double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {
-    return (event_of(end)->at - event_of(start)->at) * 1e3;
-  }
-};
-C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
-
-}  // namespace
 }  // namespace sim
