@@ -68,6 +68,7 @@ class Member:
         slots: Where it is registered.
         host: The object registered while the component is on the host.
         device: The object registered while it is on the device; ``host`` itself where ``.data =`` crosses.
+        dtype: Its element type; the objects of the two sides may lag behind until they are bound.
         geometry: Size, stride and offset (elements from the start of the group), which never change.
         home: The view of the master.
         away: The view of the device memory, ``None`` while there is none.
@@ -77,6 +78,7 @@ class Member:
     slots: list[Slot]
     host: torch.Tensor
     device: torch.Tensor | None
+    dtype: torch.dtype
     geometry: tuple[tuple[int, ...], tuple[int, ...], int]
     home: torch.Tensor
     away: torch.Tensor | None = None
@@ -90,7 +92,7 @@ class Member:
     def view(self, raw: torch.Tensor) -> torch.Tensor:
         """This member's view of a group's bytes, whichever side they are on."""
         size, stride, offset = self.geometry
-        view = torch.empty(0, dtype=self.host.dtype, device=raw.device)
+        view = torch.empty(0, dtype=self.dtype, device=raw.device)
         return view.set_(raw.untyped_storage(), offset, size, stride)
 
     def bind_host(self) -> None:
@@ -306,7 +308,9 @@ def make_group(
         here = tensor.detach()
         away = here if here.device.type != "cpu" else None
         version = device._version if device is not None else 0
-        members.append(Member(one.slots, host, device, geometry, home=here, away=away, version=version))
+        members.append(
+            Member(one.slots, host, device, tensor.dtype, geometry, home=here, away=away, version=version)
+        )
     return Group(members, _bytes_of(run[0].tensor, low, high))
 
 

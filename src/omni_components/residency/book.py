@@ -163,10 +163,13 @@ class Book:
 
     def unpin(self, scope: OffloadScope) -> None:
         """Close a scope; may be called again after an interrupt."""
-        if scope.stack is None:
+        stack = scope.stack
+        if stack is None:
             return  # closed already
-        for scopes in (scope.stack.scopes, self.entries[scope.name].scopes):
-            if scope in scopes:
+        for scopes in (stack.scopes, self.entries[scope.name].scopes):
+            if scopes and scopes[-1] is scope:
+                scopes.pop()  # the usual case
+            elif scope in scopes:
                 scopes.remove(scope)
         scope.stack = scope.call = None
 

@@ -52,6 +52,9 @@ _NESTED = (
 )
 
 
+_DEVICE = State.DEVICE  # a scope on a present component asks for it each time; on the class it is slower
+
+
 class ResidencyLedger:
     """Issues scopes and keeps the invariant above.
 
@@ -74,7 +77,7 @@ class ResidencyLedger:
         self._book = Book(owner, self.policy.device_memory)
         self._turns = Turns()
         self._switch = Switch(self._book, mover, self.history, self._mutex)
-        self._local = threading.local()
+        self._local = _OfThread()
         self._warned: set[tuple[str, str]] = set()
 
     # --- who is declared, and where it is ---------------------------------------------------------------
@@ -180,7 +183,7 @@ class ResidencyLedger:
                 scope.name, "it was entered before; a scope is single-use.", "Ask for a new scope."
             )
         scope.used = True
-        stack = self._mine()
+        stack = self._local.stack
         try:
             if not self._entered_at_once(scope, stack):
                 self._enter_in_turn(scope, stack)
@@ -196,7 +199,7 @@ class ResidencyLedger:
         stack = scope.stack
         if stack is None:
             raise ScopeError(scope.name, "it is not open.")
-        if stack is not self._mine():
+        if stack is not self._local.stack:
             raise ScopeError(
                 scope.name, f"thread {stack.name} opened it, {self._mine().name} tried to leave it."
             )
@@ -287,9 +290,10 @@ class ResidencyLedger:
         """The fast path: the component is there and nobody is, or comes first, in the way."""
         with self._mutex:
             entry = self._book.entries[scope.name]
-            if entry.state is not State.DEVICE:
+            if entry.state is not _DEVICE:
                 return False
-            if not self._turns.idle() and not self._turns.may_share(Waiter(stack, entry)):
+            turns = self._turns
+            if (turns.moving or turns.waiters) and not turns.may_share(Waiter(stack, entry)):
                 return False
             self._book.pin(scope, entry, stack)
             self.mover.touch(scope.name)
@@ -396,8 +400,11 @@ class ResidencyLedger:
             raise ScopeError(scope.name, f"a scope of {inner!r} was opened inside it and is still open.")
 
     def _mine(self) -> ThreadStack:
-        try:
-            return self._local.stack  # type: ignore[no-any-return]
-        except AttributeError:
-            self._local.stack = ThreadStack()
-            return self._local.stack  # type: ignore[no-any-return]
+        return self._local.stack
+
+
+class _OfThread(threading.local):
+    """Each thread's own stack, made when the thread first asks."""
+
+    def __init__(self) -> None:
+        self.stack = ThreadStack()

@@ -20,7 +20,7 @@ from ..components.tensors import (
     refuse_unmovable,
 )
 from .hostmemory import FileMappings
-from .masters import PinBudget, Slab, align, anonymous, lay_out, pack
+from .masters import PinBudget, Slab, anonymous, lay_out, pack
 
 
 class Cargo:
@@ -185,12 +185,24 @@ class Cargo:
         ]
         copied = sum(self._master_of(group) for group in fresh)
         self._keep_only(kept)
-        end = max([0, *(slab.base + slab.tensor.numel() for slab in self.slabs)])
-        end = max([end, *(align(group.offset + group.nbytes) for group in self.groups)])
-        self.size = lay_out(fresh, end)
         self.groups += fresh
+        self._lay_out_anew()
         self._signature = self.area.signature()
         return sum(len(group.members) for group in fresh), copied
+
+    def _lay_out_anew(self) -> None:
+        """Close the holes: dense slabs first, then whatever travels by itself."""
+        living = {id(group) for group in self.groups}
+        end = 0
+        for slab in self.slabs:
+            slab.keep([group for group in slab.groups if id(group) in living])
+            if slab.dense:
+                end = slab.move(end)
+        for slab in self.slabs:
+            if not slab.groups:
+                slab.unpin()
+        self.slabs = [slab for slab in self.slabs if slab.groups]
+        self.size = lay_out((group for group in self.groups if not group.packed), end)
 
     def _sorted_slots(self) -> tuple[dict[int, list[Slot]], list[Slot]]:
         """Slots by the member whose bound object they hold (by ``id``), and those that hold something else."""

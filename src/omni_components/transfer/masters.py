@@ -35,6 +35,7 @@ class Slab:
         base: Where it starts in the layout, in bytes.
         pinned: Whether copies from it run without the host.
         taken: Bytes that pinning really took (whole pages, or the allocator's block).
+        groups: What lies in it.
         dense: So little of it is padding that one copy of the whole is cheaper than one per group.
     """
 
@@ -43,7 +44,22 @@ class Slab:
     pinned: bool = False
     taken: int = 0
     registrar: Registrar | None = None
+    groups: list[Group] = field(default_factory=list)
     dense: bool = True
+
+    def keep(self, groups: list[Group]) -> None:
+        """Hold these groups, and decide how they travel: with the slab, or each by itself."""
+        self.groups = groups
+        self.dense = sum(group.nbytes for group in groups) >= self.tensor.numel() * _DENSE
+        for group in groups:
+            group.packed = self.dense
+
+    def move(self, base: int) -> int:
+        """Give a dense slab another place in the layout; returns its end."""
+        for group in self.groups:
+            group.offset += base - self.base
+        self.base = base
+        return base + self.tensor.numel()
 
     def unpin(self) -> None:
         """Give the pin back; the memory and its values stay. Idempotent."""
@@ -161,9 +177,7 @@ def pack(groups: list[Group], budget: PinBudget, start: int = 0) -> tuple[list[S
             group.rehome(target)
             group.bind_host()
             group.leave()  # the old memory is free now, on whichever side it was
-        slab.dense = sum(group.nbytes for group in batch) >= (end - start) * _DENSE
-        for group in batch:
-            group.packed = slab.dense
+        slab.keep(batch)
         slabs.append(slab)
         start = end
     return slabs, start

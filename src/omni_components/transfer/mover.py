@@ -106,7 +106,7 @@ class ArenaMover:
         return self._cargo[name].present
 
     def touch(self, name: str) -> None:
-        """Note the current stream: the component must not leave before the work on it, nor be used before it is there."""
+        """Note the current stream: it waits for the copies, and the component does not leave before its work."""
         stream = self.backend.touch()
         if stream is None:
             return  # nothing is asynchronous here

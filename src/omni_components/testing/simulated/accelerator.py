@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,15 @@ if TYPE_CHECKING:
 
 CopyOrder = str | Callable[[int], int]
 _UNLIMITED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """What an accelerator had seen when its block ended."""
+
+    stats: list[AcceleratorStats]
+    races: list[RaceReport]
+    seconds: float
 
 
 class SimulatedAccelerator:
@@ -54,22 +64,32 @@ class SimulatedAccelerator:
         self._speed = 0.0 if link is None else parse_speed(link)
         self._latency = latency
         self._first: int | None = None
+        self._device_before = 0
         self._extension: Any = None
+        self._final: _Snapshot | None = None
+        self._final_first = 0
 
     def __enter__(self) -> SimulatedAccelerator:
         if self._first is not None:
             raise RuntimeError("this SimulatedAccelerator is already open")
         self._extension = extension()
         self._first = self._extension.open(self._devices)
+        self._final = None
         self._configure()
         self.copies = self._copies
+        self._device_before = torch.accelerator.current_device_index()
+        torch.accelerator.set_device_index(self._first)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        torch.accelerator.set_device_index(self._device_before)
+        # What still waits runs now: a source that was overwritten meanwhile is to show in `races`.
+        self._extension.drain(self._leader)
+        self._final = _Snapshot([self.stats(device) for device in self.devices], self.races, self.seconds)
         self._extension.close(self._leader)
-        self._first = None
+        self._final_first, self._first = self._leader, None
 
     @property
     def device(self) -> torch.device:
@@ -102,7 +122,9 @@ class SimulatedAccelerator:
         self._configure()
 
     def stats(self, device: torch.device | None = None) -> AcceleratorStats:
-        """The counters of a device, by default the first one."""
+        """The counters of a device, by default the first one; after the block, as it left them."""
+        if self._final is not None:
+            return self._final.stats[0 if device is None else device.index - self._final_first]
         index = self._leader if device is None else device.index
         return AcceleratorStats(**self._extension.stats(index))
 
@@ -113,10 +135,24 @@ class SimulatedAccelerator:
     @property
     def races(self) -> list[RaceReport]:
         """The races found since the last reset."""
-        names = RaceReport.__slots__
-        return [
-            RaceReport(**dict(zip(names, race, strict=True))) for race in self._extension.races(self._leader)
-        ]
+        if self._final is not None:
+            return list(self._final.races)
+        return [RaceReport(**race) for race in self._extension.races(self._leader)]
+
+    @property
+    def seconds(self) -> float:
+        """Virtual seconds since the last reset, until all that was issued is done.
+
+        Copies over the link take their bytes divided by its speed, plus the latency; each direction
+        carries one copy at a time. Kernels take no time of their own: add it with `spend`.
+        """
+        return (
+            self._final.seconds if self._final is not None else float(self._extension.seconds(self._leader))
+        )
+
+    def spend(self, seconds: float, device: torch.device | None = None) -> None:
+        """Keeps the current stream busy for a while in virtual time, as a kernel would."""
+        self._extension.spend(self._leader if device is None else device.index, seconds)
 
     def expect_races(self) -> list[RaceReport]:
         """Returns the races found so far and forgets them: for tests that cause them on purpose."""
@@ -137,6 +173,7 @@ class SimulatedAccelerator:
         copy: int | None = None,
         allocation: int | None = None,
         pin: int | None = None,
+        step: int | None = None,
         persistent: bool = False,
         error: type[BaseException] | None = None,
     ) -> None:
@@ -146,10 +183,12 @@ class SimulatedAccelerator:
             copy: how many copies over the link still succeed before one raises; 0 fails the next one.
             allocation: the same for device allocations, which raise `torch.OutOfMemoryError`.
             pin: the same for pinned tensors and ``torch.sim.host_register``.
+            step: the same for whatever the program asks of the device: kernels, copies, allocations, pins,
+                events, waits.
             persistent: from then on every one fails, until `reset`.
             error: raise this exception type instead of the usual one.
         """
-        for point, after in (("copy", copy), ("allocation", allocation), ("pin", pin)):
+        for point, after in (("copy", copy), ("allocation", allocation), ("pin", pin), ("step", step)):
             if after is None:
                 continue
             if after < 0:
@@ -177,9 +216,16 @@ class SimulatedAccelerator:
         self._copies = order
 
     def _configure(self) -> None:
-        self._extension.configure(
-            self._leader, self._capacity, self._pinned_capacity, self._poison, self._speed, self._latency
+        if self._first is None:
+            return  # takes effect when the block opens
+        settings = self._extension.Settings(
+            capacity=self._capacity,
+            pinned_capacity=self._pinned_capacity,
+            poison=self._poison,
+            bytes_per_second=self._speed,
+            latency=self._latency,
         )
+        self._extension.configure(self._first, settings)
 
     @property
     def _leader(self) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import types
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import backend_registration
 from torch.utils.dlpack import DLDeviceType
 
 from omni_components.testing.simulated.build import load_extension
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 BACKEND = "sim"
+_NOT_THE_CALLER = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _lock = threading.Lock()
 _extension: ModuleType | None = None
 
@@ -41,11 +45,20 @@ def _register() -> ModuleType:
     loaded = load_extension()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.utils.rename_privateuse1_backend(BACKEND)
-        torch._register_device_module(BACKEND, _device_module(loaded))
-        torch.utils.generate_methods_for_privateuse1_backend()
+        backend_registration.rename_privateuse1_backend(BACKEND)
+        torch._register_device_module(BACKEND, _device_module(loaded))  # type: ignore[no-untyped-call]
+        backend_registration.generate_methods_for_privateuse1_backend()
     _teach_dlpack()
+    loaded.set_locator(_caller)
     return loaded
+
+
+def _caller() -> str:
+    """The innermost line of Python that is neither torch's nor ours: who issued the running operation."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_CALLER):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
 
 def _device_module(loaded: ModuleType) -> types.ModuleType:
@@ -86,7 +99,8 @@ def _add_random(module: Any, loaded: ModuleType) -> None:
         loaded.default_generator(loaded.current_device()).manual_seed(seed)
 
     def get_rng_state(device: torch.device | str | int = BACKEND) -> torch.Tensor:
-        return loaded.default_generator(_index_of(device)).get_state()
+        state: torch.Tensor = loaded.default_generator(_index_of(device)).get_state()
+        return state
 
     def set_rng_state(state: torch.Tensor, device: torch.device | str | int = BACKEND) -> None:
         loaded.default_generator(_index_of(device)).set_state(state)

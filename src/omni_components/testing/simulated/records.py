@@ -66,14 +66,14 @@ class RaceReport:
     def missing_wait(self) -> str:
         """The wait that would have ordered the two."""
         if self.second_stream == "host":
-            return f"the host must wait for '{self.first}' on the {self.first_stream} before it writes its source"
-        return f"the {self.second_stream} must wait for the {self.first_stream} before '{self.second}'"
+            return f"the host must wait for {self.first_stream}"
+        return f"{self.second_stream} must wait for {self.first_stream} before {self.second}"
 
     def __str__(self) -> str:
         name = f" of {self.label}" if self.label else ""
         where = f" ({self.where})" if self.where else ""
         return (
-            f"{self.kind}: '{self.second}' on the {self.second_stream}{where} touches {self.bytes} bytes{name} at "
-            f"{self.address:#x} that '{self.first}' on the {self.first_stream} may still be using; "
+            f"{self.kind}: {self.second} on {self.second_stream}{where} touches {self.bytes} bytes{name} at "
+            f"{self.address:#x} that {self.first} on {self.first_stream} may still be using; "
             f"missing wait: {self.missing_wait}"
         )

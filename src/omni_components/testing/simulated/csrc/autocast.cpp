@@ -64,7 +64,8 @@ torch::CppFunction kernel_for(const std::string& name) {
 }  // namespace
 
 void register_autocast() {
-  static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
+  constexpr auto key = c10::DispatchKey::AutocastPrivateUse1;
+  static auto& library = *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
   const auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::AutocastCPU)) {
     auto bare = name.name.substr(name.name.find("::") + 2);

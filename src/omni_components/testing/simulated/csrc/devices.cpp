@@ -7,24 +7,30 @@
 
 namespace sim {
 
-static Device* const devices = new Device[kDevices];  // never destroyed, as all state here
+static Device* make_devices() {
+  auto* made = new Device[kDevices];  // never destroyed, as all state here
+  for (int index = 0; index < kDevices; ++index) made[index].leader = index;
+  return made;
+}
+static Device* const devices = make_devices();
 
 Device& device(int index) {
   TORCH_CHECK(index >= 0 && index < kDevices, "sim:", index, " is not a simulated device");
-  return device(index);
+  return devices[index];
 }
 Device& leader_of(int index) { return devices[device(index).leader]; }
 int active_devices() {
   int count = 0;
   for (int index = 0; index < kDevices; ++index)
-    if (device(index).active) count = index + 1;
+    if (devices[index].active) count = index + 1;
   return count;
 }
 
 std::string mib(int64_t bytes) {
   if (bytes == kUnlimited) return "unlimited";
   char text[64];
-  std::snprintf(text, sizeof text, bytes < 10 << 20 ? "%.3f MiB" : "%.1f MiB", static_cast<double>(bytes) / 1048576);
+  auto amount = static_cast<double>(bytes) / 1048576;
+  std::snprintf(text, sizeof text, bytes < 10 << 20 ? "%.3f MiB" : "%.1f MiB", amount);
   return text;
 }
 

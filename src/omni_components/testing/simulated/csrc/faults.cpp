@@ -1,4 +1,4 @@
-// Faults on demand, and the one place that calls back into Python: it must not hold the lock.
+// Faults on demand, and all that calls back into Python. None of it may hold the lock while it does.
 #include "state.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -7,15 +7,13 @@
 namespace sim {
 namespace {
 
-struct Point {
-  const char* name;
-  const char* message;
+constexpr const char* kMessages[kFaultPoints] = {
+    "simulated accelerator: injected copy failure",
+    "simulated accelerator out of memory: injected allocation failure",
+    "simulated accelerator: injected pin failure",
+    "simulated accelerator: injected step failure",
 };
-constexpr Point kPoints[kFaultPoints] = {
-    {"copy", "simulated accelerator: injected copy failure"},
-    {"allocation", "simulated accelerator out of memory: injected allocation failure"},
-    {"pin", "simulated accelerator: injected pin failure"},
-};
+PyObject* locator = nullptr;
 
 bool due(Fault& fault) {
   if (fault.after < 0) return false;
@@ -24,6 +22,7 @@ bool due(Fault& fault) {
     return false;
   }
   if (!fault.persistent) fault.after = -1;
+  ++fault.hits;
   return true;
 }
 
@@ -54,9 +53,19 @@ long ask(PyObject* chooser, size_t count) {
   return choice;
 }
 
+std::string caller() {
+  pybind11::gil_scoped_acquire gil;
+  PyObject* answer = PyObject_CallNoArgs(locator);
+  const char* text = answer ? PyUnicode_AsUTF8(answer) : nullptr;
+  std::string where = text ? text : "";
+  Py_XDECREF(answer);
+  if (PyErr_Occurred()) throw_python_error();
+  return where;
+}
+
 }  // namespace
 
-void maybe_fail(FaultPoint point, int index) {
+static void fail_here(FaultPoint point, int index) {
   PyObject* error = nullptr;
   {
     Lock lock;
@@ -64,9 +73,13 @@ void maybe_fail(FaultPoint point, int index) {
     if (!device(index).active || !due(fault)) return;
     error = fault.error;
   }
-  if (error) raise(error, kPoints[point].message);
-  if (point == kAllocationFault) C10_THROW_ERROR(OutOfMemoryError, kPoints[point].message);
-  TORCH_CHECK(false, kPoints[point].message);
+  if (error) raise(error, kMessages[point]);
+  if (point == kAllocationFault) C10_THROW_ERROR(OutOfMemoryError, kMessages[point]);
+  TORCH_CHECK(false, kMessages[point]);
+}
+void maybe_fail(FaultPoint point, int index) {
+  fail_here(kStepFault, index);
+  if (point != kStepFault) fail_here(point, index);
 }
 
 void consider_running() {
@@ -85,6 +98,24 @@ void consider_running() {
   if (choice < 1 || choice > static_cast<long>(queued.size())) return;  // none runs now
   int slot = queued[choice - 1];
   if (anything_queued(slot)) run_until(slot, stream(slot).queue.front().epoch);
+}
+
+void set_locator(PyObject* callable) { locator = callable; }
+
+void locate_races(int index) {
+  auto unlocated = [&](auto visit) {
+    Lock lock;
+    auto& races = leader_of(index).races;
+    for (auto race = races.rbegin(); race != races.rend() && !race->located; ++race) visit(*race);
+  };
+  bool any = false;
+  unlocated([&](Race&) { any = true; });
+  if (!any || !locator) return;
+  auto where = caller();
+  unlocated([&](Race& race) {
+    race.located = true;
+    if (race.second_stream != "host") race.where = where;
+  });
 }
 
 }  // namespace sim

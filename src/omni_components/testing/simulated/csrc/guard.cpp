@@ -102,7 +102,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     count_sync(index_of(s.device()));
     host_waits_for(slot_of(s));
   }
-  void synchronizeDevice(const c10::DeviceIndex index) const override {
+  void synchronizeDevice(const c10::DeviceIndex given) const override {
+    int index = given < 0 ? device_now : given;
     step(index);
     Lock lock;
     count_sync(index);

@@ -26,12 +26,13 @@ struct Operator {
   std::vector<Use> uses;
   std::vector<size_t> generators;
   bool host_indices = false;  // index tensors may live on the host
+  bool is_kernel = true;      // false: only makes a view, no stream runs anything
 };
 
 bool takes_host_indices(const std::string& name) {
   auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
-  return has("index") && !has("index_select") && !has("index_add") && !has("index_copy") && !has("index_fill") &&
-      !has("index_reduce");
+  return has("index") && !has("index_select") && !has("index_add") && !has("index_copy") &&
+      !has("index_fill") && !has("index_reduce");
 }
 bool returns_views(const c10::FunctionSchema& schema) {
   for (const auto& result : schema.returns())
@@ -50,10 +51,11 @@ Operator describe(const c10::FunctionSchema& schema) {
     op.uses.push_back(alias && alias->isWrite() ? Use::kWrite : alias && views ? Use::kView : Use::kRead);
     if (*argument.type() == *generator) op.generators.push_back(i);
   }
+  op.is_kernel = !views;
   return op;
 }
 const Operator& describe(const c10::OperatorHandle& handle) {
-  static std::unordered_map<const c10::FunctionSchema*, Operator> known;
+  static auto& known = *new std::unordered_map<const c10::FunctionSchema*, Operator>;
   Lock lock;
   const auto* schema = &handle.schema();
   auto found = known.find(schema);
@@ -79,8 +81,7 @@ class Call {
 
   void prepare() {
     find_device();
-    consider_running();
-    note_accesses();
+    if (op_.is_kernel) begin_kernel();
     for (size_t i = first_; i < stack_->size(); ++i) to_host((*stack_)[i]);
     for (size_t position : op_.generators) pass_generator((*stack_)[first_ + position]);
   }
@@ -123,22 +124,27 @@ class Call {
   }
   [[noreturn]] void mixed(const std::string& other) const {
     TORCH_CHECK(
-        false, "Expected all tensors to be on the same device, but found at least two devices, sim:", device_, " and ",
-        other, "! (when checking the arguments of ", *op_.name, ")");
+        false, "Expected all tensors to be on the same device, but found at least two devices, sim:", device_,
+        " and ", other, "! (when checking the arguments of ", *op_.name, ")");
   }
 
-  void note_accesses() {
-    std::vector<std::pair<at::Tensor, bool>> accesses;
-    for (size_t i = 0; i < op_.uses.size(); ++i) {
-      if (op_.uses[i] == Use::kView) continue;
-      each_tensor((*stack_)[first_ + i], [&](const at::Tensor& t) {
-        if (t.defined() && t.is_privateuseone()) accesses.emplace_back(t, op_.uses[i] == Use::kWrite);
-      });
+  void begin_kernel() {
+    maybe_fail(kStepFault, device_);
+    consider_running();
+    {
+      Lock lock;
+      access_ = begin(current_slot(device_), op_.name);
+      note_accesses(Use::kRead);
+      note_accesses(Use::kWrite);
     }
-    if (accesses.empty()) return;
-    Lock lock;
-    auto by = begin(current_slot(device_), op_.name);
-    for (auto& [tensor, write] : accesses) touch_tensor(tensor, by, write);
+    locate_races(device_);
+  }
+  void note_accesses(Use use) {
+    for (size_t i = 0; i < op_.uses.size(); ++i)
+      if (op_.uses[i] == use)
+        each_tensor((*stack_)[first_ + i], [&](const at::Tensor& t) {
+          if (t.defined() && t.is_privateuseone()) touch_tensor(t, access_, use == Use::kWrite);
+        });
   }
 
   const c10::Storage& host_of(const c10::Storage& device) {
@@ -173,28 +179,37 @@ class Call {
     value = host_generator(value.isNone() ? default_generator(device_) : value.toGenerator());
   }
 
-  // An out= argument may have been resized: its host alias then has new memory, which the device takes over.
+  // An out= argument may have been resized: its host alias then has new memory, which the device adopts.
   void take_back_if_grown(Shared& shared) {
     if (shared.host.data() == shared.device.data()) return;
     auto* storage = shared.device.unsafeGetStorageImpl();
     size_t bytes = shared.host.nbytes();
-    storage->set_data_ptr_noswap(adopt(c10::Storage(shared.host), device_));
+    storage->set_data_ptr_noswap(adopt(shared.host, device_));
     storage->set_nbytes(bytes);
+    note_result(shared.device);
+  }
+  void note_result(const c10::Storage& made) {
+    if (access_.slot < 0 || made.nbytes() == 0) return;
+    Lock lock;
+    touch(made.data(), made.nbytes(), access_, true);
   }
   at::Tensor to_device(const at::Tensor& h) {
     if (!h.defined() || !h.is_cpu() || !h.has_storage()) return h;
     for (auto& pair : tensors_)
       if (pair.host.is_same(h)) return same_tensor(pair);
+    const auto* storage = h.storage().unsafeGetStorageImpl();
     for (auto& shared : storages_)
-      if (shared.host.unsafeGetStorageImpl() == h.storage().unsafeGetStorageImpl()) return device_view(h, shared.device);
+      if (shared.host.unsafeGetStorageImpl() == storage) return device_view(h, shared.device);
     storages_.push_back({adopt_storage(h.storage(), device_), h.storage()});
+    note_result(storages_.back().device);
     return device_view(h, storages_.back().device);
   }
   static at::Tensor same_tensor(const Known& pair) {
     auto* impl = pair.device.unsafeGetTensorImpl();
-    if (pair.device.storage_offset() != pair.host.storage_offset()) impl->set_storage_offset(pair.host.storage_offset());
-    if (!pair.device.sizes().equals(pair.host.sizes()) || !pair.device.strides().equals(pair.host.strides()))
-      impl->set_sizes_and_strides(pair.host.sizes(), pair.host.strides());
+    const auto& h = pair.host;
+    if (pair.device.storage_offset() != h.storage_offset()) impl->set_storage_offset(h.storage_offset());
+    if (!pair.device.sizes().equals(h.sizes()) || !pair.device.strides().equals(h.strides()))
+      impl->set_sizes_and_strides(h.sizes(), h.strides());
     return pair.device;
   }
   void to_device(c10::IValue& value) {
@@ -209,6 +224,7 @@ class Call {
   const Operator& op_;
   Stack* stack_;
   size_t first_;
+  Access access_;
   int device_ = -1;
   bool factory_ = false;
   std::vector<Shared> storages_;
@@ -238,7 +254,9 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) { run_on_host(op, op,
 
 // --- operators that choose by device type what the CPU would choose otherwise ------------------------
 
-c10::OperatorHandle find(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
+c10::OperatorHandle find(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+}
 
 void convolution(const c10::OperatorHandle& op, Stack* stack) {
   static const auto host = find("aten::convolution");
@@ -259,8 +277,9 @@ void convolution_backward(const c10::OperatorHandle& op, Stack* stack) {
 }
 
 int64_t choose_attention(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
-    double dropout, bool causal, std::optional<double> scale, bool grouped) {
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const std::optional<at::Tensor>& mask, double dropout, bool causal, std::optional<double> scale,
+    bool grouped) {
   std::optional<at::Tensor> host_mask;
   if (mask.has_value() && mask->defined()) host_mask = mask->is_privateuseone() ? host_alias(*mask) : *mask;
   HostScope scope;
@@ -273,7 +292,8 @@ int64_t choose_attention(
 // Every operator for which the CPU has a kernel of its own takes that kernel here too. Otherwise torch
 // would decompose some of them on this device only, and results would differ in the last bits.
 void register_host_kernels() {
-  static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  constexpr auto key = c10::DispatchKey::PrivateUse1;
+  static auto& library = *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::CPU)) {
     if (name.getNamespace() != std::optional<c10::string_view>("aten")) continue;
@@ -285,8 +305,10 @@ void register_host_kernels() {
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
-  m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
+  auto forward = torch::CppFunction::makeFromBoxedFunction<&convolution>();
+  auto backward = torch::CppFunction::makeFromBoxedFunction<&convolution_backward>();
+  m.impl("convolution_overrideable", std::move(forward));
+  m.impl("convolution_backward_overrideable", std::move(backward));
 }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 

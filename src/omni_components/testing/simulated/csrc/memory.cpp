@@ -170,7 +170,8 @@ struct DeviceMemory final : c10::DeviceAllocator {
     Lock lock;
     auto& d = device(index);
     auto total = d.capacity == kUnlimited ? host_memory() : d.capacity;
-    return {static_cast<size_t>(std::max<int64_t>(0, total - d.n.allocated - d.cached)), static_cast<size_t>(total)};
+    auto free = std::max<int64_t>(0, total - d.n.allocated - d.cached);
+    return {static_cast<size_t>(free), static_cast<size_t>(total)};
   }
 } device_memory;
 REGISTER_ALLOCATOR(c10::DeviceType::PrivateUse1, &device_memory);

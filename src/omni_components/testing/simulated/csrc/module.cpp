@@ -15,15 +15,18 @@ void register_autocast();
 namespace {
 
 struct Hooks final : at::PrivateUse1HooksInterface {
+  using Index = c10::DeviceIndex;
+
   bool isBuilt() const override { return true; }
+  // Only while a SimulatedAccelerator is open: elsewhere this is a machine without an accelerator.
   bool isAvailable() const override { return active_devices() > 0; }
-  bool hasPrimaryContext(c10::DeviceIndex) const override { return active_devices() > 0; }
-  c10::DeviceIndex deviceCount() const override { return static_cast<c10::DeviceIndex>(active_devices()); }
-  c10::DeviceIndex getCurrentDevice() const override { return static_cast<c10::DeviceIndex>(current_device()); }
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override { return default_generator(index); }
-  at::Generator getNewGenerator(c10::DeviceIndex index) const override { return new_generator(index); }
+  bool hasPrimaryContext(Index) const override { return active_devices() > 0; }
+  Index deviceCount() const override { return static_cast<Index>(active_devices()); }
+  Index getCurrentDevice() const override { return static_cast<Index>(current_device()); }
+  const at::Generator& getDefaultGenerator(Index index) const override { return default_generator(index); }
+  at::Generator getNewGenerator(Index index) const override { return new_generator(index); }
   at::Device getDeviceFromPtr(void*) const override {
-    return at::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(current_device()));
+    return at::Device(c10::DeviceType::PrivateUse1, static_cast<Index>(current_device()));
   }
   bool isPinnedPtr(const void* memory) const override { return is_pinned(memory); }
   at::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
@@ -62,20 +65,36 @@ py::list races(int index) {
     found = leader_of(index).races;
   }
   py::list list;
-  for (const auto& race : found)
-    list.append(py::make_tuple(race.kind, race.first, race.first_stream, race.second, race.second_stream,
-                               race.label, race.where, race.address, race.bytes));
+  for (const auto& race : found) {
+    py::dict d;
+    d["kind"] = race.kind;
+    d["first"] = race.first;
+    d["first_stream"] = race.first_stream;
+    d["second"] = race.second;
+    d["second_stream"] = race.second_stream;
+    d["label"] = race.label;
+    d["where"] = race.where;
+    d["address"] = race.address;
+    d["bytes"] = race.bytes;
+    list.append(d);
+  }
   return list;
 }
 
 // Puts a fault in place; the exception type is kept alive for as long as the fault may raise it.
 void set_fault(int leader, const std::string& point, int64_t after, bool persistent, PyObject* error) {
   static const std::map<std::string, FaultPoint> points{
-      {"copy", kCopyFault}, {"allocation", kAllocationFault}, {"pin", kPinFault}};
+      {"copy", kCopyFault}, {"allocation", kAllocationFault}, {"pin", kPinFault}, {"step", kStepFault}};
   auto which = points.at(point);
   Py_XINCREF(error);  // Never given back: an exception type lives as long as its module anyway.
   Lock lock;
   device(leader).faults[which] = {after, persistent, error};
+}
+int64_t fault_hits(int leader) {
+  Lock lock;
+  int64_t hits = 0;
+  for (const auto& fault : device(leader).faults) hits += fault.hits;
+  return hits;
 }
 
 void set_order(int leader, const std::string& order, PyObject* chooser) {
@@ -102,7 +121,23 @@ void reset(int leader) {
   }
   auto& lead = device(leader);
   lead.races.clear();
+  lead.epoch_time = now_of(leader);
   for (auto& fault : lead.faults) fault = Fault();
+}
+double seconds(int leader) {
+  Lock lock;
+  return now_of(leader) - device(leader).epoch_time;
+}
+// Occupies the current stream, as a kernel would.
+void spend(int index, double amount) {
+  Lock lock;
+  auto& s = stream(current_slot(index));
+  s.free_at = std::max(s.free_at, leader_of(index).host_time) + amount;
+}
+void drain(int leader) {
+  Lock lock;
+  for (int index = 0; index < kDevices; ++index)
+    if (device(index).leader == leader) run_all(index);
 }
 
 struct Settings {
@@ -117,8 +152,9 @@ void configure(int leader, const Settings& settings) {
   lead.poison = settings.poison;
   lead.bytes_per_second = settings.bytes_per_second;
   lead.latency = settings.latency;
+  auto capacity = settings.capacity < 0 ? kUnlimited : settings.capacity;
   for (int index = 0; index < kDevices; ++index)
-    if (device(index).leader == leader) device(index).capacity = settings.capacity < 0 ? kUnlimited : settings.capacity;
+    if (device(index).leader == leader) device(index).capacity = capacity;
 }
 PyObject* or_null(const py::object& object) { return object.is_none() ? nullptr : object.ptr(); }
 
@@ -130,24 +166,31 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   at::RegisterPrivateUse1HooksInterface(new Hooks());
   register_host_kernels();
   register_autocast();
+  py::class_<Settings>(m, "Settings")
+      .def(py::init<int64_t, int64_t, bool, double, double>(), py::kw_only(), py::arg("capacity"),
+           py::arg("pinned_capacity"), py::arg("poison"), py::arg("bytes_per_second"), py::arg("latency"));
   m.def("open", &open_devices);
+  m.def("configure", &configure);
+  m.def("drain", &drain);
   m.def("close", [](int leader) {
     set_order(leader, "lazy", nullptr);
     close_devices(leader);
   });
-  m.def("configure", [](int leader, int64_t capacity, int64_t pinned_capacity, bool poison, double speed, double latency) {
-    configure(leader, {capacity, pinned_capacity, poison, speed, latency});
-  });
   m.def("stats", &stats);
+  m.def("seconds", &seconds);
+  m.def("spend", &spend);
   m.def("reset", &reset);
   m.def("races", &races);
   m.def("clear_races", [](int leader) {
     Lock lock;
     device(leader).races.clear();
   });
-  m.def("set_fault", [](int leader, const std::string& point, int64_t after, bool persistent, const py::object& error) {
+  m.def("set_locator", [](const py::object& callable) { set_locator(callable.inc_ref().ptr()); });
+  m.def("set_fault", [](int leader, const std::string& point, int64_t after, bool persistent,
+                        const py::object& error) {
     set_fault(leader, point, after, persistent, or_null(error));
   });
+  m.def("fault_hits", &fault_hits);
   m.def("set_order", [](int leader, const std::string& order, const py::object& chooser) {
     set_order(leader, order, or_null(chooser));
   });
@@ -159,9 +202,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("label", [](uintptr_t memory, int64_t bytes, std::string name) {
     Lock lock;
     set_label(reinterpret_cast<void*>(memory), static_cast<size_t>(bytes), std::move(name));
-  });
-  m.def("clear_labels", [] {
-    Lock lock;
-    clear_labels();
   });
 }

@@ -10,9 +10,8 @@ namespace {
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
 struct Generator final : c10::GeneratorImpl {
-  Generator(int index, at::Generator inner)
-      : c10::GeneratorImpl(c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(index)), kKeys),
-        host(std::move(inner)) {}
+  Generator(c10::Device device, at::Generator inner)
+      : c10::GeneratorImpl(device, kKeys), host(std::move(inner)) {}
   void set_current_seed(uint64_t seed) override { host.set_current_seed(seed); }
   void set_offset(uint64_t offset) override { host.set_offset(offset); }
   uint64_t get_offset() const override { return host.get_offset(); }
@@ -22,7 +21,7 @@ struct Generator final : c10::GeneratorImpl {
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     return host.unsafeGetGeneratorImpl()->get_state();
   }
-  GeneratorImpl* clone_impl() const override { return new Generator(device().index(), host.clone()); }
+  GeneratorImpl* clone_impl() const override { return new Generator(device(), host.clone()); }
 
   at::Generator host;
 };
@@ -30,10 +29,12 @@ struct Generator final : c10::GeneratorImpl {
 }  // namespace
 
 at::Generator new_generator(int index) {
-  return at::make_generator<Generator>(index < 0 ? current_device() : index, at::detail::createCPUGenerator());
+  auto known = static_cast<c10::DeviceIndex>(index < 0 ? current_device() : index);
+  c10::Device device(c10::DeviceType::PrivateUse1, known);
+  return at::make_generator<Generator>(device, at::detail::createCPUGenerator());
 }
 const at::Generator& default_generator(int index) {
-  static at::Generator generators[kDevices];
+  static auto* generators = new at::Generator[kDevices];
   int device = index < 0 ? current_device() : index;
   Lock lock;
   if (!generators[device].defined()) generators[device] = new_generator(device);

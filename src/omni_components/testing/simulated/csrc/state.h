@@ -79,6 +79,7 @@ struct Race {
   std::string kind, first, first_stream, second, second_stream, label, where;
   uintptr_t address = 0;
   int64_t bytes = 0;
+  bool located = false;
 };
 
 enum class CopyOrder { kLazy, kEager, kDrawn };

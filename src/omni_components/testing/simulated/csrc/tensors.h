@@ -21,6 +21,7 @@ struct Extent {
   size_t bytes;
 };
 Extent extent_of(const at::Tensor& tensor);
+const at::Tensor& resize(const at::Tensor& t, at::IntArrayRef size, std::optional<at::MemoryFormat> format);
 void touch_tensor(const at::Tensor& tensor, const Access& by, bool write);
 
 }  // namespace sim
