@@ -19,6 +19,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPVisionConfig, CLIPVi
 from omni_components import SupportsComponentDiscovery, offload
 
 WIDTH = 64
+ENCODER = {"hidden_size": WIDTH, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
 
 
 class ReferencePipeline(nn.Module, SupportsComponentDiscovery):
@@ -31,9 +32,9 @@ class ReferencePipeline(nn.Module, SupportsComponentDiscovery):
 
     def __init__(self) -> None:
         super().__init__()
-        shape = {"hidden_size": WIDTH, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
-        self.text_encoder = CLIPTextModel(CLIPTextConfig(vocab_size=1000, **shape))
-        self.vision_model = CLIPVisionModel(CLIPVisionConfig(image_size=32, patch_size=8, **shape))
+        words = CLIPTextConfig(vocab_size=1000, bos_token_id=998, eos_token_id=999, **ENCODER)
+        self.text_encoder = CLIPTextModel(words)
+        self.vision_model = CLIPVisionModel(CLIPVisionConfig(image_size=32, patch_size=8, **ENCODER))
         self.transformer = SanaTransformer2DModel(
             in_channels=4,
             out_channels=4,
@@ -55,15 +56,15 @@ class ReferencePipeline(nn.Module, SupportsComponentDiscovery):
         self.scheduler = FlowMatchEulerDiscreteScheduler()
 
     @torch.no_grad()
-    def __call__(self, ids: torch.Tensor, reference: torch.Tensor, *, steps: int = 4, seed: int = 0) -> torch.Tensor:
+    def __call__(self, ids: torch.Tensor, reference: torch.Tensor, steps: int = 4) -> torch.Tensor:
         """Pictures for token ids (B, T) and reference pictures (B, 3, 32, 32)."""
         device = self.vae.device  # the VAE is never swapped: it stands where the pipeline computes
         text = self.text_encoder(ids).last_hidden_state
         picture = self.vision_model(reference).last_hidden_state
         condition = torch.cat([text, picture], dim=1)
 
-        noise = torch.randn(len(ids), 4, 8, 8, generator=torch.Generator("cpu").manual_seed(seed))
-        latents = noise.to(device)
+        generator = torch.Generator("cpu").manual_seed(0)  # on the CPU: the same noise for every device
+        latents = torch.randn(len(ids), 4, 8, 8, generator=generator).to(device)
         self.scheduler.set_timesteps(steps, device=device)
         for time in self.scheduler.timesteps:
             velocity = self.transformer(latents, condition, time.expand(len(ids))).sample
@@ -82,7 +83,7 @@ def main(device: str | None = None) -> None:
         picture = pipeline(ids, reference)
         for event in handle.events:
             if event.kind in ("load", "evict"):
-                print(f"{event.kind!s:5} {event.component:12} {event.device_bytes:>9,} bytes on {handle.execution_device}")
+                print(f"{event.kind!s:5} {event.component:12} -> {event.device_bytes:>9,} bytes there")
         print(handle.report())
     print(f"largest difference to the run without offload: {(picture - expected).abs().max():.1e}")
 

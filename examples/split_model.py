@@ -118,7 +118,7 @@ def main(device: str | None = None) -> None:
         result = model(ids.to(place), latents.to(place)).cpu()
         for event in handle.events:
             if event.kind in ("load", "evict"):
-                print(f"{event.kind!s:5} {event.component:12} {event.device_bytes:>9,} bytes on {place}")
+                print(f"{event.kind!s:5} {event.component:12} -> {event.device_bytes:>9,} bytes there")
         print(handle.report())
     print(f"largest difference to the run without offload: {(result - expected).abs().max():.1e}")
 

@@ -86,6 +86,7 @@ class Offload:
         self.execution_device = device
         self.policy = policy
         self.enabled = False
+        self._last_report: ResidencyReport | None = None
 
     # --- what it tells ------------------------------------------------------------------------------------
 
@@ -113,13 +114,12 @@ class Offload:
         return () if self._fleet is None else tuple(self.ledger.history)
 
     def report(self) -> ResidencyReport:
-        """What moved, what it cost, and who was there when."""
-        fleet = self._fleet
-        return (
-            ResidencyReport.of(self.ledger, fleet.mover.facts(), str(self.execution_device))
-            if fleet
-            else ResidencyReport.empty(str(self.execution_device))
-        )
+        """What moved, what it cost, and who was there when; once disabled, as it was at the end."""
+        if self._last_report is not None:
+            return self._last_report
+        if self._fleet is None:
+            return ResidencyReport.empty(str(self.execution_device))
+        return ResidencyReport.of(self.ledger, self._fleet.mover.facts(), str(self.execution_device))
 
     # --- what it does -------------------------------------------------------------------------------------
 
@@ -161,7 +161,9 @@ class Offload:
         """
         if self.enabled:
             if self._fleet is not None:
+                report = self.report()  # while the ledger still knows the components
                 self._fleet.drop(list(self._names.values()))
+                self._last_report = report.brought_up_to_date(self.ledger.history)
             self.enabled = False
             self._undo.close()
             vars(self._target).pop(HANDLE, None)

@@ -36,12 +36,16 @@ class Area:
 
     def signature(self) -> Signature:
         """Changes when a module is added, removed or replaced, or a slot filled or emptied."""
-        modules, singles = self._found()
-        count = len(singles)
-        for _, module in modules:
-            for table in (module._parameters, module._buffers):
-                count += sum(1 for tensor in table.values() if tensor is not None)
-        return [id(module) for _, module in modules], count
+        seen = set(self._outside_modules)
+        found: list[int] = []
+        count = 0
+        for path in self.paths:
+            one = resolve(self.root, path)
+            if isinstance(one, nn.Module):
+                count += _fingerprint(one, seen, found)
+            elif one is not None:
+                count += 1
+        return found, count
 
     def slots(self) -> Iterator[Slot]:
         """The filled slots."""
@@ -105,6 +109,26 @@ def _holder_slots(root: nn.Module, path: str, prefix: str) -> Iterator[Slot]:
     holder = resolve(root, parent)
     if isinstance(holder, nn.Module):
         yield from (one for one in own_slots(join(prefix, parent), holder) if one.name == name)
+
+
+def _fingerprint(root: nn.Module, seen: set[int], found: list[int]) -> int:
+    """Appends the ids of a tree's modules to ``found``; returns the number of filled slots."""
+    todo = [root]
+    count = 0
+    while todo:
+        module = todo.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        found.append(id(module))
+        for table in (module._parameters, module._buffers):
+            for tensor in table.values():
+                if tensor is not None:
+                    count += 1
+        for child in module._modules.values():
+            if child is not None:
+                todo.append(child)
+    return count
 
 
 def _tree(path: str, root: nn.Module, seen: set[int]) -> list[tuple[str, nn.Module]]:

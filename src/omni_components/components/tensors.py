@@ -25,12 +25,17 @@ ALIGNMENT = 256  # bytes; what CUDA's allocator gives a fresh tensor, and kernel
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slot:
-    """Where a module registers a tensor."""
+    """Where a module registers a tensor.
+
+    ``plain`` says that writing to the table is all there is to do: the module's class has no ``__setattr__`` of
+    its own. (An RNN has: it keeps a second list of its weights.)
+    """
 
     module: nn.Module
     table: MutableMapping[str, Any]  # its values are tensors or None
     name: str
     path: str
+    plain: bool
 
     @property
     def tensor(self) -> torch.Tensor | None:
@@ -39,20 +44,19 @@ class Slot:
 
     def put(self, tensor: torch.Tensor) -> None:
         """Register another tensor, as the module itself would."""
-        if self.table.get(self.name) is tensor:
-            return  # already there
-        if type(self.module).__setattr__ is nn.Module.__setattr__:
+        if self.plain:
             self.table[self.name] = tensor
         else:
-            setattr(self.module, self.name, tensor)  # an RNN, say, keeps a second list of its weights
+            setattr(self.module, self.name, tensor)
 
 
 def own_slots(path: str, module: nn.Module) -> Iterator[Slot]:
     """The filled slots of one module, without its children."""
+    plain = type(module).__setattr__ is nn.Module.__setattr__
     for table in (module._parameters, module._buffers):
         for name, tensor in table.items():
             if tensor is not None:
-                yield Slot(module, table, name, join(path, name))
+                yield Slot(module, table, name, join(path, name), plain)
 
 
 def join(path: str, name: str) -> str:
@@ -70,8 +74,8 @@ class Member:
         device: The object registered while it is on the device; ``host`` itself where ``.data =`` crosses.
         dtype: Its element type; the objects of the two sides may lag behind until they are bound.
         geometry: Size, stride and offset (elements from the start of the group), which never change.
-        home: The view of the master.
-        away: The view of the device memory, ``None`` while there is none.
+        home: The view of the master; ``home_address`` is where it starts.
+        away: The view of the device memory, ``None`` while there is none; likewise.
         version: The version counter when it was bound; a write moves it.
     """
 
@@ -83,6 +87,8 @@ class Member:
     home: torch.Tensor
     away: torch.Tensor | None = None
     version: int = 0
+    home_address: int = -1
+    away_address: int = -1
 
     @property
     def path(self) -> str:
@@ -95,9 +101,26 @@ class Member:
         view = torch.empty(0, dtype=self.dtype, device=raw.device)
         return view.set_(raw.untyped_storage(), offset, size, stride)
 
+    def live_at(self, home: torch.Tensor) -> None:
+        """Take a view of the master. An object of its own follows at once; a crossing one when it is bound."""
+        self.home, self.home_address = home, home.data_ptr()
+        if self.device is not self.host:
+            self.host.data = home
+
+    def stay_at(self, away: torch.Tensor | None) -> None:
+        """Take a view of device memory, or let go of it; the objects follow likewise."""
+        old, self.away = self.away, away
+        self.away_address = -1 if away is None else away.data_ptr()
+        if self.device is None or self.device is self.host:
+            return  # made, or bound, when the component is
+        if away is not None:
+            self.device.data = away
+        elif old is not None:
+            self.device.data = torch.empty(0, dtype=old.dtype, device=old.device)
+
     def bind_host(self) -> None:
         """Register the master."""
-        if self.host.data_ptr() != self.home.data_ptr() or self.host.device != self.home.device:
+        if self.device is self.host:
             self.host.data = self.home
         for slot in self.slots:
             slot.put(self.host)
@@ -105,11 +128,9 @@ class Member:
     def bind_device(self) -> None:
         """Register the device memory."""
         assert self.away is not None
-        if self.device is self.host:
-            self.host.data = self.away
-        elif self.device is None:
+        if self.device is None:
             self.device = twin(self.host, self.away)
-        elif self.device.data_ptr() != self.away.data_ptr():
+        elif self.device is self.host:
             self.device.data = self.away
         for slot in self.slots:
             slot.put(self.device)
@@ -121,15 +142,16 @@ class Member:
 
     def sound(self, present: bool) -> bool:
         """Whether the bound object still lies on the memory that the mover put it on."""
-        bound, view = (self.device, self.away) if present else (self.host, self.home)
-        if bound is None or view is None:
-            return False
-        return bound.data_ptr() == view.data_ptr() and bound.dtype is view.dtype
+        bound, address = (self.device, self.away_address) if present else (self.host, self.home_address)
+        return bound is not None and bound.data_ptr() == address and bound.dtype is self.dtype
 
     def intact(self, present: bool) -> bool:
         """Whether, besides, every slot still has the object that the mover put there."""
         bound = self.device if present else self.host
-        return all(slot.table.get(slot.name) is bound for slot in self.slots) and self.sound(present)
+        for slot in self.slots:
+            if slot.table.get(slot.name) is not bound:
+                return False
+        return self.sound(present)
 
 
 @dataclass(slots=True, eq=False)
@@ -156,7 +178,7 @@ class Group:
         """Make other host memory, which holds the same bytes, the master; binding is a step of its own."""
         self.source = source
         for member in self.members:
-            member.home = member.view(source)
+            member.live_at(member.view(source))
 
     def bind_host(self) -> None:
         """Register the master everywhere."""
@@ -169,15 +191,13 @@ class Group:
             return  # same place as last time
         self.raw = raw
         for member in self.members:
-            member.away = member.view(raw)
+            member.stay_at(member.view(raw))
 
     def leave(self) -> None:
         """Let go of the device memory, so that it can be freed."""
         self.raw = None
         for member in self.members:
-            if member.device is not None and member.device is not member.host and member.away is not None:
-                member.device.data = torch.empty(0, dtype=member.away.dtype, device=member.away.device)
-            member.away = None
+            member.stay_at(None)
 
 
 def own_storage(raw: torch.Tensor) -> torch.Tensor:
@@ -305,12 +325,11 @@ def make_group(
         offset = int(tensor.storage_offset()) - low // tensor.element_size()
         geometry = (tuple(tensor.shape), tuple(tensor.stride()), offset)
         host, device = _objects(tensor, crosses, (partners or {}).get(id(tensor)))
-        here = tensor.detach()
-        away = here if here.device.type != "cpu" else None
-        version = device._version if device is not None else 0
-        members.append(
-            Member(one.slots, host, device, tensor.dtype, geometry, home=here, away=away, version=version)
-        )
+        member = Member(one.slots, host, device, tensor.dtype, geometry, home=tensor.detach())
+        if tensor.device.type != "cpu":
+            member.away, member.away_address = member.home, tensor.data_ptr()
+            member.version = 0 if tensor.is_inference() else tensor._version
+        members.append(member)
     return Group(members, _bytes_of(run[0].tensor, low, high))
 
 

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+from ..components.component import Component
 from ..protocols import MoverFacts
-from ..residency.events import ResidencyEvent, Totals
+from ..residency.events import History, ResidencyEvent, Totals
 from ..residency.ledger import ResidencyLedger
+from .table import as_rich, as_text
+from .thrash import Thrash, find_thrash
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentRow:
-    """One component's line in the report; bytes and seconds are totals."""
+    """One component's line in the report.
+
+    Attributes:
+        name: Unique in its ledger.
+        role: ``encoder``, ``dit``, ``part``, ``vae`` or ``resident``.
+        resident: It is on the device all the time.
+        bytes: Its device bytes now.
+        loads: How often it was loaded.
+        evictions: How often it was evicted.
+        seconds: Host time of its loads, evictions and roll-backs.
+        bytes_in: Bytes over the link towards the device, for loads that succeeded.
+        bytes_out: Bytes over the link towards the host, for tensors that changed on the device.
+        waited: Seconds that threads waited for its turn.
+    """
 
     name: str
     role: str
@@ -25,10 +45,21 @@ class ComponentRow:
     bytes_out: int
     waited: float
 
+    @classmethod
+    def of(cls, component: Component, size: int, totals: Totals) -> ComponentRow:
+        """The line of a component."""
+        return cls(
+            name=component.name,
+            role=component.role.value,
+            resident=component.resident,
+            bytes=size,
+            **asdict(totals),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidencyReport:
-    """What moved, what it cost, and who was there when.
+    """What moved, what it cost, and who was there when; prints as a table.
 
     Attributes:
         device: The execution device.
@@ -37,6 +68,7 @@ class ResidencyReport:
         predicted_peak: Most that the declaration allows.
         facts: What the mover adds.
         events: The history, oldest first.
+        taken_at: ``time.perf_counter()`` when the report was made.
     """
 
     device: str
@@ -45,42 +77,69 @@ class ResidencyReport:
     predicted_peak: int
     facts: MoverFacts
     events: tuple[ResidencyEvent, ...]
+    taken_at: float
 
     @classmethod
     def of(cls, ledger: ResidencyLedger, facts: MoverFacts, device: str) -> ResidencyReport:
         """The report of a ledger as it is now."""
         history = ledger.history
-        rows = []
-        for one in ledger.components:
-            totals = history.totals.get(one.name, Totals())
-            rows.append(
-                ComponentRow(
-                    name=one.name,
-                    role=one.role.value,
-                    resident=one.resident,
-                    bytes=ledger.size(one.name),
-                    loads=totals.loads,
-                    evictions=totals.evictions,
-                    seconds=totals.seconds,
-                    bytes_in=totals.bytes_in,
-                    bytes_out=totals.bytes_out,
-                    waited=totals.waited,
-                )
-            )
         return cls(
             device=device,
-            rows=tuple(rows),
+            rows=tuple(
+                ComponentRow.of(one, ledger.size(one.name), history.totals.get(one.name, Totals()))
+                for one in ledger.components
+            ),
             peak_bytes=history.peak,
             predicted_peak=ledger.predicted_peak,
             facts=facts,
             events=tuple(history),
+            taken_at=time.perf_counter(),
         )
 
     @classmethod
     def empty(cls, device: str) -> ResidencyReport:
         """The report of a target that keeps no ledger."""
-        return cls(device=device, rows=(), peak_bytes=0, predicted_peak=0, facts=MoverFacts(), events=())
+        return cls(
+            device=device,
+            rows=(),
+            peak_bytes=0,
+            predicted_peak=0,
+            facts=MoverFacts(),
+            events=(),
+            taken_at=time.perf_counter(),
+        )
+
+    def brought_up_to_date(self, history: History) -> ResidencyReport:
+        """The same components with what has happened since: for those that are struck out of the ledger."""
+        rows = (replace(row, **asdict(history.totals.get(row.name, Totals()))) for row in self.rows)
+        return replace(
+            self,
+            rows=tuple(rows),
+            peak_bytes=history.peak,
+            events=tuple(history),
+            taken_at=time.perf_counter(),
+        )
+
+    @property
+    def thrash(self) -> tuple[Thrash, ...]:
+        """Rivals that took the device from each other again and again, as far back as the history goes."""
+        return find_thrash(self.events)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return asdict(self)
+        """Plain values, ready for JSON; ``rows``, ``thrash`` and ``events`` are lists of records."""
+        return {
+            "device": self.device,
+            "rows": [asdict(row) for row in self.rows],
+            "peak_bytes": self.peak_bytes,
+            "predicted_peak": self.predicted_peak,
+            "facts": asdict(self.facts),
+            "thrash": [{**asdict(one), "pair": list(one.pair)} for one in self.thrash],
+            "events": [{**asdict(one), "kind": str(one.kind), "cause": str(one.cause)} for one in self.events],
+            "taken_at": self.taken_at,
+        }
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+    def __rich__(self) -> Group:
+        return as_rich(self)

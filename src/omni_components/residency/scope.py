@@ -37,16 +37,16 @@ class OffloadScope:
     """
 
     __slots__ = ("call", "cause", "displaced", "name", "owner", "stack", "timeout", "used")
+    stack: ThreadStack | None
+    call: FrameType | None
 
     def __init__(self, owner: ScopeOwner, name: str, cause: Cause, timeout: float | None = None) -> None:
         self.owner = owner
         self.name = name
         self.cause = cause
         self.timeout = timeout
-        self.stack: ThreadStack | None = None
-        self.used = False
-        self.displaced = False
-        self.call: FrameType | None = None
+        self.stack = self.call = None
+        self.used = self.displaced = False
 
     def __enter__(self) -> OffloadScope:
         self.owner.enter(self)

@@ -64,7 +64,7 @@ class Cargo:
     def send_back(self) -> None:
         """Enabling failed: weights that were on a device go back there."""
         for member, device in self._started_on:
-            member.away = member.home.to(device)
+            member.stay_at(member.home.to(device))
             member.bind_device()
 
     def master(self, budget: PinBudget | None) -> None:
