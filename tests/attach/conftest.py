@@ -1,3 +1,3 @@
-from tests.helpers.fixtures import sim
+from tests.helpers.fixtures import seeded, sim
 
-__all__ = ["sim"]
+__all__ = ["seeded", "sim"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from omni_components import SplitModel, offload
+from omni_components import DeclarationError, SplitModel, offload
 from tests.helpers.pipelines import Stack, frozen, resident_copy, same_values, tensors, values
 
 # --- C12: tensors that two components share ---------------------------------------------------------------
@@ -93,18 +93,16 @@ def tie_buffer_to_parameter(model: nn.Module) -> int:
     return model.A.body.bias.nbytes
 
 
-def tie_whole_module(model: nn.Module) -> int:
-    model.B.body = model.A.body
-    return model.A.body.weight.nbytes + 256
-
-
 TIES: list[Callable[[nn.Module], int]] = [
     tie_parameter,
     tie_storage_by_view,
     tie_half_of_a_storage,
     tie_buffer_to_parameter,
-    tie_whole_module,
 ]
+
+
+def aligned(nbytes: int) -> int:
+    return -(-nbytes // 256) * 256
 
 
 @pytest.mark.parametrize("arena", ["keep", "fit"])
@@ -123,10 +121,10 @@ def test_c12_a_storage_that_two_components_share_is_resident_and_counted_once(si
             assert torch.equal(model(x).cpu(), expected)
             handle.ledger.audit()
         residents = [one for one in handle.components if one.resident]
-        assert [one.bytes for one in residents] == [shared]
-        assert sum(one.bytes for one in handle.components) == sum(-(-size // 256) * 256 for size in storages.values())
+        assert [one.bytes for one in residents] == [aligned(shared)]
+        assert sum(one.bytes for one in handle.components) == sum(map(aligned, storages.values()))
         row = {one["name"]: one for one in handle.report().to_dict()["rows"]}[residents[0].name]
-        assert (row["resident"], row["bytes"], row["evictions"]) == (True, shared, 0)
+        assert (row["resident"], row["bytes"], row["evictions"]) == (True, aligned(shared), 0)
     assert same_values(model, before)
     now = {one.untyped_storage().data_ptr() for one in tensors(model)}
     assert len(now) == len(storages)  # what was shared still is
@@ -146,6 +144,29 @@ def test_c12_tied_weights_are_the_same_object_in_every_state_and_after_disable(s
                 assert model.A.embed.weight.device == sim.device
         model(x)
     assert model.B.head.weight is model.A.embed.weight is original
+
+
+@pytest.mark.parametrize("arena", ["keep", "fit"])
+def test_c12_a_module_that_lies_in_two_components_is_resident_and_counted_once(sim, arena):
+    """I3, I8: a shared submodule shares all its storages, and neither component owns them."""
+    pipe = frozen(TiedPipeline())
+    pipe.B.body = pipe.A.body
+    x = torch.randn(2, 16, device=sim.device)
+    expected = resident_copy(pipe, sim.device)(x).cpu()
+    with offload(pipe, sim.device, arena=arena) as handle:
+        for _ in range(2):
+            assert torch.equal(pipe(x).cpu(), expected)
+            handle.ledger.audit()
+        assert [(one.bytes, one.tensors) for one in handle.components if one.resident] == [(1024 + 256, 2)]
+        assert sum(one.tensors for one in handle.components) == len({id(one) for one in tensors(pipe)})
+
+
+def test_c12_a_module_in_two_parts_of_a_split_model_is_refused_with_both_names(sim):
+    """I3: parts are a partition by pattern, so the author has to say whose it is."""
+    model = frozen(TiedSplit())
+    model.B.body = model.A.body
+    with pytest.raises(DeclarationError, match=r"'A\.body\.weight' is in two parts, 'A' and 'B'"):
+        offload(model, sim.device)
 
 
 def test_c12_a_tie_inside_one_component_stays_a_tie_and_travels_once(sim):
@@ -174,7 +195,7 @@ class Views(nn.Module):
         self.weight = nn.Parameter(torch.randn(8, 16))
         self.register_buffer("row", self.weight.detach()[3])
         self.register_buffer("column", self.weight.detach()[:, 5])
-        self.transposed = nn.Parameter(torch.randn(16, 8).T)
+        self.transposed = nn.Parameter(torch.randn(8, 16).T)
         self.expanded = nn.Parameter(torch.randn(8, 1).expand(8, 1000))
         self.stepped = nn.Parameter(torch.randn(40)[3:35:2])
         self.scalar = nn.Parameter(torch.tensor(1.5))
@@ -184,9 +205,9 @@ class Views(nn.Module):
         self.register_buffer("mask", torch.tensor([True, False, True]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x @ self.weight.T @ self.transposed.T
-        x = x + self.row.sum() + self.column.sum() + self.stepped * self.scalar
-        return x + self.expanded.sum() + self.channels_last.mean() + self.ids.sum() + self.mask.sum()
+        x = x @ self.weight.T @ self.transposed.T + self.stepped * self.scalar
+        x = x + self.row.amax() + self.column.amax()  # no sums: `.to()` changes some strides, and their order with them
+        return x + self.expanded.amax() + self.channels_last.amax() + self.ids.sum() + self.mask.sum()
 
 
 class ViewsPipeline(nn.Module):
@@ -352,6 +373,33 @@ def test_c15_every_buffer_follows_and_a_counter_is_not_lost(sim, kind, replace, 
     assert "secret" not in model.A.state_dict()
 
 
+class Norms(nn.Module):
+    """Norms that write their statistics in ways autograd does not see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch = nn.BatchNorm1d(16)
+        self.instance = nn.InstanceNorm1d(16, track_running_stats=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.instance(self.batch(x)[..., None].expand(-1, -1, 3))
+
+
+def test_c15_statistics_written_behind_autograd_are_not_lost(sim):
+    """I7: batch_norm moves no version counter; also when the module is back in eval mode before it leaves."""
+    pipe = BufferPipeline(replace=False)
+    pipe.A = Norms()
+    twin = resident_copy(pipe, sim.device)
+    x = torch.randn(4, 16, device=sim.device)
+    with offload(pipe, sim.device) as handle, torch.no_grad():
+        for _ in range(2):
+            pipe.A.train()(x)
+            twin.A.train()(x)
+            pipe.A.batch.eval()
+            handle.release()
+            assert same_values(pipe, values(twin))
+
+
 class Passing(nn.Module):
     """A module without a tensor."""
 
@@ -361,7 +409,7 @@ class Passing(nn.Module):
 
 def test_c15_a_component_without_tensors_takes_turns_like_any_other(sim):
     """I1, I2: no bytes move for it, and its rival still leaves."""
-    pipe = frozen(BufferPipeline(replace=False))
+    pipe = frozen(BufferPipeline(replace=False)).eval()
     pipe.A = Passing()
     with offload(pipe, sim.device) as handle:
         pipe.B(torch.ones(1, 16, device=sim.device))

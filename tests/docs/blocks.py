@@ -8,7 +8,8 @@ in an HTML comment on the line before it, which no reader sees:
 * ``<!-- prints -->`` before a text block: what the Python block before it has printed;
 * ``<!-- the message -->`` before a text block: the text of what the Python block before it has raised.
 
-A Python block inside an HTML comment is run too: it is a page's hidden preparation.
+A Python block inside an HTML comment is run too: it is a page's hidden preparation. A page that says
+``<!-- on the simulated accelerator -->`` anywhere runs where that is the accelerator.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Page:
     """A Markdown page; ``untold`` are remarks that mean nothing here, most likely misspelt."""
 
     path: Path
+    simulated: bool = False
     blocks: list[Block] = field(default_factory=list)
     untold: list[str] = field(default_factory=list)
 
@@ -54,7 +56,7 @@ class Page:
 def read_page(path: Path) -> Page:
     """The blocks of a page, in order."""
     text = path.read_text(encoding="utf-8")
-    page = Page(path)
+    page = Page(path, simulated="<!-- on the simulated accelerator -->" in text)
     for found in _FENCE.finditer(text):
         remark = _REMARK.search(text[: found.start()])
         said = remark["remark"] if remark else ""

@@ -28,8 +28,8 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_a_page_whose_code_does_not_run(page: Page) -> None:
-    run(page)
+def test_a_page_whose_code_does_not_run(page: Page, request: pytest.FixtureRequest) -> None:
+    run(page, sim=request.getfixturevalue("simulated_accelerator") if page.simulated else None)
 
 
 def test_the_readme_on_a_machine_with_an_accelerator(simulated_accelerator: SimulatedAccelerator) -> None:
@@ -43,9 +43,14 @@ def test_a_remark_that_nobody_reads(page: Page) -> None:
     assert [block.line for block in page.blocks if len(block.not_run) < 10 and block.not_run] == []
 
 
-def run(page: Page) -> None:
-    """Run a page's blocks in order, in one namespace, and compare with what the page says of each."""
-    names: dict[str, Any] = {"__name__": "__main__"}
+def run(page: Page, **given: Any) -> None:
+    """Run a page's blocks in order, in one namespace, and compare with what the page says of each.
+
+    Args:
+        page: The blocks.
+        given: Names that the blocks find.
+    """
+    names: dict[str, Any] = {"__name__": "__main__", **given}
     for block in page.blocks:
         code = compile("\n" * (block.line - 1) + block.code, str(page.path), "exec", dont_inherit=True)
         if block.not_run:

@@ -59,4 +59,4 @@ def test_a_misspelt_remark_is_found(tmp_path: Path) -> None:
 
 def test_hidden_and_indented_blocks_are_seen(tmp_path: Path) -> None:
     found = page(tmp_path, "<!--\n'''python\nx = 1\n'''\n-->\n!!! note\n    '''python\n    assert x\n    '''\n")
-    assert [(block.line, block.code) for block in found.blocks] == [(3, "x = 1\n"), (7, "assert x\n")]
+    assert [(block.line, block.code) for block in found.blocks] == [(3, "x = 1\n"), (8, "assert x\n")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from omni_components.testing import SimulatedAccelerator
 
@@ -11,3 +12,9 @@ from omni_components.testing import SimulatedAccelerator
 def sim(simulated_accelerator: SimulatedAccelerator) -> SimulatedAccelerator:
     """The simulated accelerator under a short name; set ``sim.capacity`` to limit it."""
     return simulated_accelerator
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test draws the same random numbers each time."""
+    torch.manual_seed(0)

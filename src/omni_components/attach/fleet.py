@@ -70,6 +70,7 @@ class Fleet:
         self._everything: set[str] = set()
         self._crosses = data_crosses(device)
         self._registrar = registrar_for(device) if policy.pin_memory else None
+        _LIVE.add(self)
         self.ledger.attachment = self
 
     # --- taking on ----------------------------------------------------------------------------------------
@@ -81,6 +82,7 @@ class Fleet:
             The ledger's names by the declaration's: they differ where the ledger is shared.
         """
         names, fresh = self._sort(declaration)
+        _refuse_held(fresh, declaration.owner)
         claims = [(module, found.name) for found in fresh for module in _modules(found)]
         for found in fresh:
             found.name = names[found.name]
@@ -158,12 +160,15 @@ class Fleet:
 
     def _load_list(self, fresh: list[Found]) -> tuple[list[Cargo], list[Component]]:
         """Cargo and records; tensors whose bytes two components share go to a resident of their own."""
-        owners = {(id(slot.module), slot.name): found for found in fresh for slot in _slots(found)}
+        owners: dict[tuple[int, str], set[int]] = {}
+        for found in fresh:
+            for slot in _slots(found):
+                owners.setdefault((id(slot.module), slot.name), set()).add(id(found))
         runs: dict[int, list[list[Extent]]] = {id(found): [] for found in fresh}
         shared: list[list[Extent]] = []
         for run in overlapping(extents(slot for found in fresh for slot in found.area.slots())):
             slots = [slot for one in run for slot in one.slots]
-            holders = {id(owners[id(slot.module), slot.name]) for slot in slots}
+            holders = {holder for slot in slots for holder in owners[id(slot.module), slot.name]}
             (runs[holders.pop()] if len(holders) == 1 else shared).append(run)
         if shared:
             fresh.append(self._shared(fresh, shared))
@@ -176,7 +181,8 @@ class Fleet:
         return cargoes, [_record(found, cargo) for found, cargo in zip(fresh, cargoes, strict=True)]
 
     def _shared(self, fresh: list[Found], shared: list[list[Extent]]) -> Found:
-        slots = [slot for run in shared for one in run for slot in one.slots]
+        # A module that lies in two components brings each of its slots twice.
+        slots = list({(id(slot.module), slot.name): slot for run in shared for one in run for slot in one.slots}.values())
         for found in fresh:
             found.area.leave_out(slots=slots)
         return Found(self._free_name(SHARED, {}), Role.RESIDENT, True, FixedArea(slots), SHARED)
@@ -263,6 +269,23 @@ class Fleet:
 
 
 _CLAIMS: weakref.WeakKeyDictionary[nn.Module, Claim] = weakref.WeakKeyDictionary()
+_LIVE: weakref.WeakSet[Fleet] = weakref.WeakSet()
+
+
+def _refuse_held(fresh: list[Found], claimant: str) -> None:
+    """A tensor that a component of a live offload has already cannot belong to a second one."""
+    held = {
+        id(slot.tensor): (name, fleet)
+        for fleet in tuple(_LIVE)
+        for name, attached in fleet.attached.items()
+        for slot in attached.found.area.slots()
+    }
+    for found in fresh if held else ():
+        for slot in found.area.slots():
+            if id(slot.tensor) in held:
+                name, fleet = held[id(slot.tensor)]
+                advice = "Declare both components in one pipeline: what they share then stays on the device."
+                raise OwnershipError(slot.path, f"{name!r} under the ledger of {fleet.ledger.owner}", claimant, advice)
 
 
 def fleet_of(ledger: ResidencyLedger) -> Fleet:

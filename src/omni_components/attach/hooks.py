@@ -6,17 +6,40 @@ Inputs on another device are moved to the execution device, positional and keywo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..residency.events import Cause
 from ..residency.ledger import ResidencyLedger
 
 _CALL = nn.Module._call_impl.__code__
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def uncompiled(function: _Function) -> _Function:
+    """Keep a function, and all it calls, out of ``torch.compile``'s graphs: it moves memory.
+
+    What ``torch.compiler.disable`` does, without its import of the compiler (a second and a half) and without
+    its wrapper at each call.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = "it moves weights"  # type: ignore[attr-defined]
+    try:
+        compiler = torch._C._dynamo.eval_frame
+        skip = compiler._FrameAction.SKIP
+        compiler.set_code_exec_strategy(function.__code__, compiler._FrameExecStrategy(skip, skip))
+    except AttributeError:
+        return torch.compiler.disable(function)  # type: ignore[no-untyped-call, no-any-return]
+    return function
+
+
+# Asked for at every call; looked up each time they take longer.
+_HOOK = Cause.HOOK
+_tracing = torch.compiler.is_dynamo_compiling
 
 
 class CallHook:
@@ -25,20 +48,24 @@ class CallHook:
     The post-hook is an ``always_call`` hook: it runs when forward raises, and also when a pre-hook raised
     before ours ran. It does not run on ``KeyboardInterrupt``. So each scope is tied to the frame of its call:
     the post-hook closes the scope of its own call or none, and the ledger reaps scopes whose call has ended.
+
+    A copied or pickled module carries along a hook without ledger, which has no effect.
     """
 
-    def __init__(self, ledger: ResidencyLedger, name: str, device: torch.device) -> None:
+    def __init__(self, ledger: ResidencyLedger | None, name: str, device: torch.device) -> None:
         self._ledger = ledger
         self._name = name
         self._device = device
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        # torch.compile must not trace what moves memory: it would be skipped when the compiled code runs.
+        # Only a trace goes through these: their wrapper costs more than all the rest of a hook.
+        self._open_untraced, self._close_untraced = _untraced(self._open), _untraced(self._close)
 
     def attach(self, module: nn.Module) -> None:
         """Put the two hooks on a module."""
-        pre, post = _Hook(self._before), _Hook(self._after)
         self._handles = [
-            module.register_forward_pre_hook(pre, prepend=True, with_kwargs=True),
-            module.register_forward_hook(post, always_call=True),
+            module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),
+            module.register_forward_hook(self._after, always_call=True),
         ]
 
     def detach(self) -> None:
@@ -47,50 +74,77 @@ class CallHook:
             self._handles.pop().remove()
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        scope = self._ledger.scope(self._name, cause=Cause.HOOK)
-        scope.call = _calling_frame()
-        self._ledger.enter(scope)
-        return moved((args, kwargs), self._device)
+        if _tracing():
+            return self._open_untraced(args, kwargs, None)
+        return self._open(args, kwargs, sys._getframe(2))
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        scope = self._ledger.scope_of_call(self._name, _calling_frame())
+        if _tracing():
+            self._close_untraced(None)
+        else:
+            self._close(sys._getframe(2))
+
+    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Any:
+        ledger = self._ledger
+        if ledger is None:
+            return None  # a copy's
+        scope = ledger.scope(self._name, cause=_HOOK)
+        scope.call = frame if frame is not None and frame.f_code is _CALL else _calling_frame()
+        ledger.enter(scope)
+        if _all_on(self._device, args) and (not kwargs or _all_on(self._device, kwargs.values())):
+            return None  # the usual case: the arguments stay as they are
+        return moved((args, kwargs), self._device)
+
+    def _close(self, frame: FrameType | None) -> None:
+        ledger = self._ledger
+        if ledger is None:
+            return  # a copy's
+        call = frame if frame is not None and frame.f_code is _CALL else _calling_frame()
+        scope = ledger.scope_of_call(self._name, call)
         if scope is not None:
-            self._ledger.leave(scope)
+            ledger.leave(scope)
 
-
-class _Hook:
-    """A callable that a copied or pickled module carries along without effect."""
-
-    def __init__(self, act: Callable[..., Any]) -> None:
-        # torch.compile must not trace what moves memory; without it a compiled call would skip the scope.
-        self._act = torch.compiler.disable(act) if "torch._dynamo" in sys.modules else act  # type: ignore[no-untyped-call]
-
-    def __call__(self, *args: Any) -> Any:
-        return self._act(*args)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return without_effect
+    def __deepcopy__(self, memo: dict[int, Any]) -> CallHook:
+        return _without_effect()
 
     def __reduce__(self) -> Any:
-        return _plain, ()
+        return _without_effect, ()
 
 
-def without_effect(*args: Any) -> None:
-    """What is left of a hook in a copy of its module."""
+def _without_effect() -> CallHook:
+    return CallHook(None, "", torch.device("cpu"))
 
 
-def _plain() -> Callable[..., None]:
-    return without_effect
+def _untraced(act: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compiler.disable(act) if "torch._dynamo" in sys.modules else act  # type: ignore[no-untyped-call]
 
 
 def _calling_frame() -> FrameType | None:
-    """The frame of the module call that runs the hook: hooks are called from it, or from a closure inside it."""
+    """The frame of the module call that runs the hook.
+
+    torch calls hooks from a closure inside it, which the hooks themselves look at first. After an error it
+    calls them from the frame itself, and compiled code puts frames of its own in between.
+    """
     frame: FrameType | None = sys._getframe(2)
-    for _ in range(4):
+    for _ in range(12):
         if frame is None or frame.f_code is _CALL:
             return frame
         frame = frame.f_back
     return None
+
+
+def _all_on(device: torch.device, values: Iterable[Any]) -> bool:
+    """Whether no value has to move; a container is not looked into and counts as if it had."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.device != device:
+                return False
+        elif type(value) in _CONTAINERS:
+            return False
+    return True
+
+
+_CONTAINERS = frozenset({tuple, list, dict})
 
 
 def moved(value: Any, device: torch.device) -> Any:
@@ -101,7 +155,7 @@ def moved(value: Any, device: torch.device) -> Any:
         device: Where.
     """
     kind = type(value)
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return value if value.device == device else value.to(device)
     if kind is tuple or kind is list:
         items = [moved(one, device) for one in value]

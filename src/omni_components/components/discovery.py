@@ -180,8 +180,9 @@ def components_of(
 
 def _refuse_uncalled(modules: list[tuple[str, nn.Module]], owner: str) -> None:
     for path, module in modules:
-        if type(module).forward is nn.Module.forward:
-            raise DeclarationError(owner, f"{path!r} " + _CALLED_BY_PARTS.format(kind=type(module).__name__))
+        kind = type(unwrapped(module))
+        if kind.forward is nn.Module.forward:
+            raise DeclarationError(owner, f"{path!r} " + _CALLED_BY_PARTS.format(kind=kind.__name__))
 
 
 def _modules_at(target: Any, path: str, owner: str) -> list[tuple[str, nn.Module]]:
@@ -296,10 +297,30 @@ def _refuse_nested(declaration: Declaration) -> None:
             if _inside(inner, covered):
                 problem = f"{inner.name!r} lies inside the part {part.name!r}."
                 raise DeclarationError(declaration.owner, problem, "Declare it as a part of the same model.")
+    _refuse_inside_rest(declaration, whole)
+
+
+def _refuse_inside_rest(declaration: Declaration, whole: list[Found]) -> None:
+    """What is in no part of a split model is its own resident; a declared resident is taken out of that."""
+    for rest in list(declaration.found):
+        if rest.split is None or rest.role is Role.PART:
+            continue
+        covered = {id(module) for _, module in Area(rest.split, [""]).modules()}
+        for inner in whole:
+            if not _inside(inner, covered):
+                continue
+            if inner.role is not Role.RESIDENT:
+                problem = f"{inner.name!r} lies inside the split model {rest.model!r}, in none of its parts."
+                advice = "Make it a part of that model, or declare it in _resident_modules."
+                raise DeclarationError(declaration.owner, problem, advice)
+            rest.area.leave_out(slots=inner.area.slots())
+            if next(rest.area.slots(), None) is None:
+                declaration.found.remove(rest)
 
 
 def _inside(inner: Found, covered: set[int]) -> bool:
-    return any(id(unwrapped(module)) in covered for _, module in inner.called)
+    modules = [unwrapped(module) for _, module in inner.called] + ([inner.split] if inner.split is not None else [])
+    return any(id(module) in covered for module in modules)
 
 
 def _refuse_missing_roles(declaration: Declaration, policy: OffloadPolicy) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from ..errors import UnsupportedTensorError
 
@@ -160,7 +161,9 @@ class Group:
 
     Attributes:
         offset: Where it starts in the component's layout, in bytes.
-        packed: It travels with the slab that its master lies in; otherwise by itself.
+        packed: Its master lies in a slab, which carries it; otherwise it travels by itself.
+        norms: Modules whose running statistics it holds: batch_norm writes them without moving the version
+            counter (torch 2.13).
     """
 
     members: list[Member]
@@ -168,6 +171,7 @@ class Group:
     offset: int = 0
     packed: bool = False
     raw: torch.Tensor | None = None
+    norms: tuple[nn.Module, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -330,7 +334,14 @@ def make_group(
             member.away, member.away_address = member.home, tensor.data_ptr()
             member.version = 0 if tensor.is_inference() else tensor._version
         members.append(member)
-    return Group(members, _bytes_of(run[0].tensor, low, high))
+    return Group(
+        members, _bytes_of(run[0].tensor, low, high), norms=_norms(slot for one in run for slot in one.slots)
+    )
+
+
+def _norms(slots: Iterable[Slot]) -> tuple[nn.Module, ...]:
+    running = ("running_mean", "running_var")
+    return tuple(one.module for one in slots if one.name in running and isinstance(one.module, _NormBase))
 
 
 def _bytes_of(tensor: torch.Tensor, low: int, high: int) -> torch.Tensor:

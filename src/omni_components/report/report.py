@@ -133,8 +133,8 @@ class ResidencyReport:
             "peak_bytes": self.peak_bytes,
             "predicted_peak": self.predicted_peak,
             "facts": asdict(self.facts),
-            "thrash": [{**asdict(one), "pair": list(one.pair)} for one in self.thrash],
-            "events": [{**asdict(one), "kind": str(one.kind), "cause": str(one.cause)} for one in self.events],
+            "thrash": [asdict(one) | {"pair": list(one.pair)} for one in self.thrash],
+            "events": [asdict(one) | {"kind": str(one.kind), "cause": str(one.cause)} for one in self.events],
             "taken_at": self.taken_at,
         }
 

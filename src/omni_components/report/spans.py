@@ -134,7 +134,7 @@ class _Pile:
         """Close the layers whose place changes and open them at their new one."""
         self._sizes = sizes
         places, low = {}, 0
-        for name in sorted(sizes, key=lambda one: (self._rank.setdefault(one, len(self._rank)))):
+        for name in sorted(sizes, key=lambda one: self._rank.setdefault(one, len(self._rank))):
             places[name] = (low, low + sizes[name])
             low += sizes[name]
         for name, (start, bottom, top) in list(self._placed.items()):

@@ -50,35 +50,36 @@ def as_rich(report: ResidencyReport, *, ascii_only: bool = False) -> Group:
 
 def _table(report: ResidencyReport, *, ascii_only: bool) -> Table:
     # Imported here for the same reason.
-    from rich.box import SIMPLE_HEAD, Box
+    from rich.box import SIMPLE, Box
     from rich.table import Table
     from rich.text import Text
 
     plain = Box("    \n    \n -- \n    \n    \n -- \n    \n    \n", ascii=True)
-    table = Table(box=plain if ascii_only else SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=plain if ascii_only else SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.show_footer = True
-    for heading, justify, total in _columns(report):
-        left = justify == "left"
-        table.add_column(heading, total, justify="left" if left else "right", overflow="fold", no_wrap=not left)
+    for heading, total in _columns(report):
+        table.add_column(heading, total, justify="right", no_wrap=True)
+    for column in table.columns[:2]:  # names may fold in a narrow terminal, numbers may not
+        column.justify, column.no_wrap, column.overflow = "left", False, "fold"
     for row in report.rows:
         style = "dim" if row.resident else ""
         table.add_row(*(Text(cell, style=style) for cell in _cells(row, waited=_waited(report))))
     return table
 
 
-def _columns(report: ResidencyReport) -> Iterator[tuple[str, str, str]]:
-    """Heading, side and total of each column."""
+def _columns(report: ResidencyReport) -> Iterator[tuple[str, str]]:
+    """Heading and total of each column."""
     rows = report.rows
-    yield "component", "left", "total"
-    yield "role", "left", ""
-    yield "bytes", "right", ""
-    yield "loads", "right", str(sum(row.loads for row in rows))
-    yield "evictions", "right", str(sum(row.evictions for row in rows))
-    yield "seconds", "right", _seconds(sum(row.seconds for row in rows))
-    yield "in", "right", format_bytes(sum(row.bytes_in for row in rows))
-    yield "out", "right", format_bytes(sum(row.bytes_out for row in rows))
+    yield "component", "total"
+    yield "role", ""
+    yield "bytes", ""
+    yield "loads", str(sum(row.loads for row in rows))
+    yield "evictions", str(sum(row.evictions for row in rows))
+    yield "seconds", _seconds(sum(row.seconds for row in rows))
+    yield "bytes in", format_bytes(sum(row.bytes_in for row in rows))
+    yield "out", format_bytes(sum(row.bytes_out for row in rows))
     if _waited(report):
-        yield "waited", "right", _seconds(sum(row.waited for row in rows))
+        yield "waited", _seconds(sum(row.waited for row in rows))
 
 
 def _cells(row: ComponentRow, *, waited: bool) -> list[str]:

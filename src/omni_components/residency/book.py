@@ -72,7 +72,8 @@ class Book:
     ) -> None:
         """Enter components with their conflicts, all or none."""
         fresh = {one.name: Entry(one, one.bytes) for one in components}
-        taken = next((name for name in fresh if name in self.entries), None)
+        names = [one.name for one in components]
+        taken = next((name for name in names if name in self.entries or names.count(name) > 1), None)
         if taken is not None:
             raise OwnershipError(
                 taken, self.owner, "a second component", "Give the components different names."
@@ -98,6 +99,7 @@ class Book:
         for entry in gone:
             for rival in entry.rivals:
                 rival.rivals.remove(entry)
+            entry.rivals = []  # it may be struck twice, and whoever waits for it must wait no longer
             self.entries = {name: one for name, one in self.entries.items() if one is not entry}
 
     def step(self, entry: Entry, state: State) -> None:
@@ -166,17 +168,22 @@ class Book:
         stack = scope.stack
         if stack is None:
             return  # closed already
-        for scopes in (stack.scopes, self.entries[scope.name].scopes):
-            if scopes and scopes[-1] is scope:
-                scopes.pop()  # the usual case
-            elif scope in scopes:
-                scopes.remove(scope)
+        if scope in stack.scopes:
+            stack.scopes.remove(scope)
+        pins = self.entries[scope.name].scopes
+        if scope in pins:
+            pins.remove(scope)
         scope.stack = scope.call = None
 
-    def reap(self) -> None:
-        """Close scopes that nobody can leave any more."""
+    def reap(self) -> bool:
+        """Close scopes that nobody can leave any more; returns whether there were any."""
         if not any(entry.scopes for entry in self.entries.values()):
-            return  # the usual case
+            return False  # the usual case
+        found = False
         for stack in self.stacks():
             for scope in stack.dead():
+                found = True
                 self.unpin(scope)
+                # The outer scope's component comes back at the next leave; until then its body has the interrupt.
+                stack.lost = stack.lost or scope.displaced
+        return found

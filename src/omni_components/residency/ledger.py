@@ -52,7 +52,10 @@ _NESTED = (
 )
 
 
-_DEVICE = State.DEVICE  # a scope on a present component asks for it each time; on the class it is slower
+# Asked for at every scope; looked up on the class they take longer.
+_DEVICE, _HOOK = State.DEVICE, Cause.HOOK
+
+_LOOK = 0.5  # seconds: a thread that dies, or a call that an interrupt ends, tells nobody that waits for it
 
 
 class ResidencyLedger:
@@ -156,7 +159,7 @@ class ResidencyLedger:
     def pins(self, name: str) -> int:
         """How many scopes are open on a component."""
         with self._mutex:
-            self._book.reap()
+            self._reap()
             return len(self._book[name].scopes)
 
     # --- scopes -------------------------------------------------------------------------------------------
@@ -221,8 +224,8 @@ class ResidencyLedger:
             name: The component.
             call: The frame of the call; where there is none (compiled code), the innermost hook's scope.
         """
-        for scope in reversed(self._mine().scopes):
-            if scope.name == name and scope.cause is Cause.HOOK and scope.call is call:
+        for scope in self._local.stack.scopes[::-1]:
+            if scope.call is call and scope.cause is _HOOK and scope.name == name:
                 return scope
         return None
 
@@ -266,7 +269,7 @@ class ResidencyLedger:
         """
         mine = self._mine()
         with self._mutex:
-            self._book.reap()
+            self._reap()
             problem = next(problems(self._book, self._turns, mine), None)
         if problem is not None:
             raise InvariantError(*problem)
@@ -289,8 +292,8 @@ class ResidencyLedger:
     def _entered_at_once(self, scope: OffloadScope, stack: ThreadStack) -> bool:
         """The fast path: the component is there and nobody is, or comes first, in the way."""
         with self._mutex:
-            entry = self._book.entries[scope.name]
-            if entry.state is not _DEVICE:
+            entry = self._book.entries.get(scope.name)
+            if entry is None or entry.state is not _DEVICE:
                 return False
             turns = self._turns
             if (turns.moving or turns.waiters) and not turns.may_share(Waiter(stack, entry)):
@@ -332,7 +335,8 @@ class ResidencyLedger:
     ) -> Iterator[None]:
         """Wait until nothing is in the way, then be the one thread that moves."""
         waiter = Waiter(self._mine(), entry)
-        if self._turns.moving is not None and self._turns.moving.stack is waiter.stack:
+        moving = self._turns.moving
+        if moving is not None and moving.stack is waiter.stack:
             raise ScopeError(
                 waiter.name, "it was asked for while this thread moves bytes.", "This is a bug: report it."
             )
@@ -342,28 +346,36 @@ class ResidencyLedger:
                 self._turns.moving = waiter
             yield
         finally:
+            if self._turns.moving is waiter:
+                self._turns.moving = None  # before the mutex, whose wait an interrupt can end
             with self._mutex:
-                if self._turns.moving is waiter:
-                    self._turns.moving = None
                 self._changed.notify_all()
 
     def _wait(self, waiter: Waiter, timeout: float | None, first: bool, cause: Cause) -> None:
-        self._book.reap()
+        self._reap()
         start = time.perf_counter()
         waiters = self._turns.waiters
         waiters.insert(0 if first else len(waiters), waiter)
         try:
-            if not self._turns.blocked(waiter):
-                return  # its turn at once
-            ring = self._turns.ring(waiter)
-            if ring:
-                raise ResidencyDeadlockError(waiter.name, ring)
-            self._changed.notify_all()  # what the others wait for may have changed by this one
-            if not self._changed.wait_for(lambda: not self._turns.blocked(waiter), timeout):
-                raise ResidencyTimeoutError(waiter.name, timeout or 0.0, self._turns.holders(waiter))
-            self._switch.record(EventKind.WAIT, waiter.name, cause, start)
+            if self._turns.blocked(waiter):
+                self._sleep(waiter, timeout, start)
+                self._switch.record(EventKind.WAIT, waiter.name, cause, start)
+            if waiter.entry is not None and self._book[waiter.name] is not waiter.entry:
+                raise ScopeError(waiter.name, "its component was replaced meanwhile.", "Ask for a new scope.")
         finally:
             waiters.remove(waiter)
+
+    def _sleep(self, waiter: Waiter, timeout: float | None, start: float) -> None:
+        ring = self._turns.ring(waiter)
+        if ring:
+            raise ResidencyDeadlockError(waiter.name, ring)
+        self._changed.notify_all()  # what the others wait for may have changed by this one
+        while self._turns.blocked(waiter):
+            left = _LOOK if timeout is None else start + timeout - time.perf_counter()
+            if left <= 0:
+                raise ResidencyTimeoutError(waiter.name, timeout or 0.0, self._turns.holders(waiter))
+            self._changed.wait(min(left, _LOOK))
+            self._reap()
 
     def _allow_nesting(self, entry: Entry, stack: ThreadStack) -> None:
         for outer in self._displaced_by(entry, stack):
@@ -380,7 +392,7 @@ class ResidencyLedger:
     def _displaced_by(self, entry: Entry, stack: ThreadStack) -> list[Entry]:
         """Rivals that are here for this thread's own open scopes."""
         with self._mutex:
-            self._book.reap()
+            self._reap()
             mine = {scope.name for scope in stack.scopes}
             return [rival for rival in entry.rivals if rival.name in mine and rival.state is State.DEVICE]
 
@@ -392,9 +404,14 @@ class ResidencyLedger:
             if self._turns.waiters:
                 self._changed.notify_all()
 
+    def _reap(self) -> None:
+        """Close scopes that nobody can leave any more, and tell those who wait for them (the mutex is held)."""
+        if self._book.reap():
+            self._changed.notify_all()
+
     def _refuse_out_of_order(self, scope: OffloadScope, stack: ThreadStack) -> None:
         with self._mutex:
-            self._book.reap()
+            self._reap()
         if scope.stack is None or stack.scopes[-1] is not scope:
             inner = stack.scopes[-1].name if stack.scopes else "none"
             raise ScopeError(scope.name, f"a scope of {inner!r} was opened inside it and is still open.")

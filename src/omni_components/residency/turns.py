@@ -42,8 +42,8 @@ class Turns:
 
     def blocked(self, waiter: Waiter) -> bool:
         """Whether it is not yet the waiter's turn to move."""
-        moving = self.moving is not None and self.moving.stack is not waiter.stack
-        return moving or not self.may_share(waiter)
+        moving = self.moving  # its thread sets it back without the mutex
+        return (moving is not None and moving.stack is not waiter.stack) or not self.may_share(waiter)
 
     def may_share(self, waiter: Waiter) -> bool:
         """Whether nobody is, or comes first, in the waiter's way."""

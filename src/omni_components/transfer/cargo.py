@@ -125,17 +125,22 @@ class Cargo:
     # --- copies -------------------------------------------------------------------------------------------
 
     def copies(self, block: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """``(to, from)`` pairs that fill the device bytes: one per slab, one per group outside of slabs."""
+        """``(to, from)`` pairs that fill the device bytes."""
         for slab in self.slabs:
-            if slab.dense:
-                yield block[slab.base : slab.base + slab.tensor.numel()], slab.tensor
+            yield from slab.copies(block)
         for group in self.groups:
             if not group.packed and group.nbytes:
                 yield block[group.offset : group.offset + group.nbytes], group.source
 
     def written(self) -> list[Group]:
         """Groups that someone wrote to on the device."""
-        return [group for group in self.groups if any(member.written() for member in group.members)]
+        found = [group for group in self.groups if any(member.written() for member in group.members)]
+        ran = {id(slot.module) for group in found for member in group.members for slot in member.slots}
+        return found + [
+            group
+            for group in self.groups
+            if any(norm.training or id(norm) in ran for norm in group.norms) and group not in found
+        ]
 
     # --- what an audit asks ---------------------------------------------------------------------------------
 
@@ -191,15 +196,14 @@ class Cargo:
         return sum(len(group.members) for group in fresh), copied
 
     def _lay_out_anew(self) -> None:
-        """Close the holes: dense slabs first, then whatever travels by itself."""
+        """Slabs that still hold something first, then whatever travels by itself."""
         living = {id(group) for group in self.groups}
         end = 0
         for slab in self.slabs:
-            slab.keep([group for group in slab.groups if id(group) in living])
-            if slab.dense:
+            slab.groups = [group for group in slab.groups if id(group) in living]
+            if slab.groups:
                 end = slab.move(end)
-        for slab in self.slabs:
-            if not slab.groups:
+            else:
                 slab.unpin()
         self.slabs = [slab for slab in self.slabs if slab.groups]
         self.size = lay_out((group for group in self.groups if not group.packed), end)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mmap
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -14,7 +15,8 @@ from ..errors import ResidencyWarning, format_bytes
 from .device import Registrar
 
 SLAB_BYTES = 256 << 20  # few large copies; enabling needs at most one slab besides the weights
-_DENSE = 0.98  # below, as in models of tiny tensors, padding would travel for nothing
+_RAGGED = 16  # so many small copies cost less than a person can measure
+_SMALL = 4 << 20  # in a slab of this size any number does; there padding could be most of the bytes
 _PAGEABLE = (
     "the host memory could not be pinned beyond {pinned} ({reason}); the rest of the weights is pageable, "
     "and its copies are slower. Free host memory, raise the container's or `ulimit -l` limit, or lower pinned_limit."
@@ -35,8 +37,7 @@ class Slab:
         base: Where it starts in the layout, in bytes.
         pinned: Whether copies from it run without the host.
         taken: Bytes that pinning really took (whole pages, or the allocator's block).
-        groups: What lies in it.
-        dense: So little of it is padding that one copy of the whole is cheaper than one per group.
+        groups: What lies in it, in the order of their places.
     """
 
     tensor: torch.Tensor
@@ -45,21 +46,37 @@ class Slab:
     taken: int = 0
     registrar: Registrar | None = None
     groups: list[Group] = field(default_factory=list)
-    dense: bool = True
 
-    def keep(self, groups: list[Group]) -> None:
-        """Hold these groups, and decide how they travel: with the slab, or each by itself."""
-        self.groups = groups
-        self.dense = sum(group.nbytes for group in groups) >= self.tensor.numel() * _DENSE
-        for group in groups:
-            group.packed = self.dense
+    def copies(self, block: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """``(to, from)`` pairs that fill a component's device bytes from here: few, and without padding.
+
+        The groups that follow each other without a gap are one copy. The ragged rest, biases mostly, goes one
+        by one while that is cheap, and beyond that as one copy, its padding included.
+        """
+        solid, rest = self._solid()
+        if solid:
+            yield block[self.base : self.base + solid], self.tensor[:solid]
+        one_by_one = len(rest) <= _RAGGED or self.tensor.numel() <= _SMALL
+        for group in rest if one_by_one else ():
+            yield block[group.offset : group.offset + group.nbytes], group.source
+        if rest and not one_by_one:
+            low, high = rest[0].offset, rest[-1].offset + rest[-1].nbytes
+            yield block[low:high], self.tensor[low - self.base : high - self.base]
 
     def move(self, base: int) -> int:
-        """Give a dense slab another place in the layout; returns its end."""
+        """Take another place in the layout; returns its end."""
         for group in self.groups:
             group.offset += base - self.base
         self.base = base
         return base + self.tensor.numel()
+
+    def _solid(self) -> tuple[int, list[Group]]:
+        end = self.base
+        for index, group in enumerate(self.groups):
+            if group.offset != end:
+                return end - self.base, [one for one in self.groups[index:] if one.nbytes]
+            end += group.nbytes
+        return end - self.base, []
 
     def unpin(self) -> None:
         """Give the pin back; the memory and its values stay. Idempotent."""
@@ -67,6 +84,11 @@ class Slab:
             self.registrar.host_unregister(self.tensor.data_ptr())
             self.registrar = None
         self.pinned, self.taken = False, 0
+
+    def __del__(self) -> None:
+        # An offload that was dropped without disable(): memory that is given back must not stay registered.
+        with suppress(Exception):  # at the interpreter's end the device may be gone
+            self.unpin()
 
 
 @dataclass(slots=True)
@@ -153,7 +175,7 @@ def lay_out(groups: Iterable[Group], start: int = 0) -> int:
 
 
 def pack(groups: list[Group], budget: PinBudget, start: int = 0) -> tuple[list[Slab], int]:
-    """Lay groups out in slabs and move their bytes there, slab by slab.
+    """Lay groups out in slabs, those without padding first, and move their bytes there, slab by slab.
 
     Each group's old memory is freed as soon as its bytes are in a slab, so that the peak is the weights and
     one slab.
@@ -177,7 +199,8 @@ def pack(groups: list[Group], budget: PinBudget, start: int = 0) -> tuple[list[S
             group.rehome(target)
             group.bind_host()
             group.leave()  # the old memory is free now, on whichever side it was
-        slab.keep(batch)
+            group.packed = True
+        slab.groups = batch
         slabs.append(slab)
         start = end
     return slabs, start
@@ -188,9 +211,13 @@ def _batches(groups: list[Group]) -> Iterable[list[Group]]:
     size = 0
     for group in groups:
         if batch and size + align(group.nbytes) > SLAB_BYTES:
-            yield batch
+            yield _solid_first(batch)
             batch, size = [], 0
         batch.append(group)
         size += align(group.nbytes)
     if batch:
-        yield batch
+        yield _solid_first(batch)
+
+
+def _solid_first(batch: list[Group]) -> list[Group]:
+    return sorted(batch, key=lambda group: group.nbytes % ALIGNMENT != 0)

@@ -1,0 +1,181 @@
+"""``omni-components demo``: draw digits, and show who was on the device meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import PolicyError
+from ..report.files import written_whole
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+
+    from ..report.report import ResidencyReport
+
+MOST_STEPS = 1000
+MOST_SEED = 2**63 - 1  # what a torch generator takes
+
+
+def demo(
+    prompt: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PROMPT", help="Digits in words or numerals; quotes are not needed."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DEV", help="Where it computes, such as cuda or cpu; default: the accelerator, else cpu."
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(metavar="N", help="Denoising steps; 16 to 32 are good.")] = 24,
+    seed: Annotated[int, typer.Option(metavar="S", help="Fixes the handwriting.")] = 0,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="The picture, a .png file; the timeline is put beside it.")
+    ] = Path("demo.png"),
+) -> None:
+    """Draw handwritten digits, and show who was on the device meanwhile.
+
+    A text encoder, a reasoner and a generator take turns on the device. The report says what moved;
+    FILE.timeline.png shows it.
+
+    Examples:
+
+        omni-components demo three one four
+
+        omni-components demo "a thin 2, a bold 7" --seed 3 --out two_seven.png
+    """
+    request = _checked(" ".join(prompt or ()), device, steps, seed)
+    _refuse_other_formats(out)
+    timeline = out.with_suffix(".timeline.png")
+    with ExitStack() as files:
+        with _write_errors(out):
+            drafts = files.enter_context(written_whole(out, timeline))
+        picture, report = _draw(request)
+        with _write_errors(out):
+            _save(picture, report, *drafts)
+            files.close()
+    _show(report, picture=out, timeline=timeline)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What was asked for, checked."""
+
+    prompt: str
+    device: torch.device
+    steps: int
+    seed: int
+
+
+def _checked(prompt: str, device: str | None, steps: int, seed: int) -> _Request:
+    """Everything that can be refused before weights are read.
+
+    Raises:
+        typer.BadParameter: It says which argument, and what to do.
+    """
+    # Imported here: --help need not wait for the demo.
+    from ..demo import PromptError, parse_prompt
+    from ..transfer.device import resolve_device
+
+    try:
+        parse_prompt(prompt)
+    except PromptError as error:
+        raise typer.BadParameter(str(error), param_hint="PROMPT") from error
+    if not 1 <= steps <= MOST_STEPS:
+        text = f"{steps} steps are not possible; choose 1 to {MOST_STEPS} (16 to 32 are good)."
+        raise typer.BadParameter(text, param_hint="--steps")
+    if not 0 <= seed <= MOST_SEED:
+        raise typer.BadParameter(f"{seed} is not possible; choose 0 to {MOST_SEED}.", param_hint="--seed")
+    try:
+        place = resolve_device(device)
+    except PolicyError as error:
+        raise typer.BadParameter(
+            f"{error.value} is not possible here; choose {error.choices}.", param_hint="--device"
+        ) from error
+    return _Request(prompt=prompt, device=place, steps=steps, seed=seed)
+
+
+def _refuse_other_formats(out: Path) -> None:
+    if out.suffix.lower() != ".png":
+        text = f"'{out}' is no name for a picture; choose one that ends in .png."
+        raise typer.BadParameter(text, param_hint="--out")
+
+
+@contextmanager
+def _write_errors(out: Path) -> Iterator[None]:
+    """What the system says about a file it cannot write, in words that tell what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise typer.BadParameter(_cannot_write(out, error), param_hint="--out") from error
+
+
+def _cannot_write(out: Path, error: OSError) -> str:
+    folder = out.parent
+    if out.is_dir():
+        return f"'{out}' is a folder; choose a file name."
+    if not folder.exists():
+        return f"there is no folder '{folder}'; create it first, or choose another."
+    if not folder.is_dir():
+        return f"'{folder}' is not a folder; choose another."
+    return f"'{out}' cannot be written ({error.strerror or error}); choose another file."
+
+
+def _draw(request: _Request) -> tuple[Image, ResidencyReport]:
+    """The picture and the report, with a progress bar over the steps on a terminal."""
+    # Imported here: --help need not wait for the demo.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from ..attach.pipeline import offload
+    from ..demo import DemoPipeline
+
+    # On the CPU, mapped weights are what gives load and evict a meaning: loaded means in private memory.
+    pipeline = DemoPipeline.from_pretrained(mapped=request.device.type == "cpu")
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("drawing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps"),
+        TimeElapsedColumn(),
+    )
+    with (
+        offload(pipeline, request.device) as handle,
+        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+    ):
+        task = progress.add_task("drawing", total=request.steps)
+        output = pipeline(
+            request.prompt,
+            steps=request.steps,
+            seed=request.seed,
+            callback=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+        return output.images[0], handle.report()
+
+
+def _save(picture: Image, report: ResidencyReport, picture_file: Path, timeline_file: Path) -> None:
+    from ..report.timeline import draw_timeline  # imported here: matplotlib comes with it
+
+    picture.save(picture_file, format="PNG")
+    draw_timeline(report, timeline_file)
+
+
+def _show(report: ResidencyReport, *, picture: Path, timeline: Path) -> None:
+    from rich.console import Console  # imported here: --help need not wait for it
+
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(report)
+    else:
+        typer.echo(str(report))  # a file has no width to fold names into
+    # Not through rich: it would break a long path in two, and take brackets in it for markup.
+    typer.echo(f"picture:  {picture}")
+    typer.echo(f"timeline: {timeline}")

@@ -1,0 +1,473 @@
+"""ResidencyMachine: a Hypothesis state machine that runs a ledger, its mover and its device against the model.
+
+Point it at your own pipeline::
+
+    class MyMachine(PipelineMachine):
+        device = "cpu"
+
+        def make_pipeline(self):
+            return MyPipeline()
+
+    TestMyPipeline = MyMachine.TestCase
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from hypothesis import event, note
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ..components.component import Component
+from ..errors import ResidencyWarning
+from ..policy import OffloadPolicy
+from ..residency.ledger import ResidencyLedger
+from ..residency.scope import OffloadScope
+from .crew import Crew
+from .model import Model, ModelScope, Steps
+from .movers import Fault, RecordingMover
+from .strategies import ComponentSet, component_sets, faults
+
+THREADS = ("t1", "t2", "t3")
+
+
+class BodyRaised(Exception):
+    """What a user's body raises."""
+
+
+class Subject(Protocol):
+    """What the machine runs: a ledger, and what must be known to drive and to check it.
+
+    Attributes:
+        ledger: The ledger under test.
+        components: All that may ever be declared; those declared at first are the ledger's.
+    """
+
+    ledger: ResidencyLedger
+    components: Sequence[Component]
+
+    def conflict(self, one: str, other: str) -> bool:
+        """Whether two components must never both be on the device: the author's truth, not the ledger's."""
+        ...
+
+    def admit(self, names: Sequence[str]) -> None:
+        """Declare components."""
+        ...
+
+    def retire(self, names: Sequence[str]) -> None:
+        """Strike components out."""
+        ...
+
+    def arm(self, fault: Fault) -> None:
+        """Let a move fail."""
+        ...
+
+    def disarm(self) -> None:
+        """Forget the faults."""
+        ...
+
+    def write(self, name: str, value: int) -> None:
+        """Write a value into the weights, on whichever side they are now."""
+        ...
+
+    def read(self, name: str) -> int:
+        """The value in the weights; raises if anything else about them is wrong."""
+        ...
+
+    def compute(self, name: str) -> None:
+        """Compute with a present component; raises if the result is not that of the resident run."""
+        ...
+
+    def violations(self) -> Sequence[str]:
+        """What other observers found."""
+        ...
+
+    def close(self) -> None:
+        """The run is over."""
+        ...
+
+
+class RecordingSubject:
+    """A ledger over a :class:`RecordingMover`; nothing needs torch.
+
+    Args:
+        declared: Components and conflicts.
+        policy: The ledger's.
+    """
+
+    def __init__(self, declared: ComponentSet, policy: OffloadPolicy) -> None:
+        self._declared = declared
+        self.components: Sequence[Component] = declared.components
+        self.mover = RecordingMover({}, declared.conflict)
+        self.ledger = ResidencyLedger(self.mover, policy)
+        self.admit(declared.names)
+
+    def conflict(self, one: str, other: str) -> bool:
+        """As declared."""
+        return self._declared.conflict(one, other)
+
+    def admit(self, names: Sequence[str]) -> None:
+        """Register and admit."""
+        components = [self._declared.of(name) for name in names]
+        taken = {one.name for one in self.ledger.components}
+        for one in components:
+            if one.name not in taken:
+                self.mover.register(one.name, one.bytes)
+        self.ledger.admit(components, lambda one, other: self._declared.conflict(one.name, other.name))
+
+    def retire(self, names: Sequence[str]) -> None:
+        """Retire and forget."""
+        self.ledger.retire(names)
+        for name in names:
+            self.mover.forget(name)
+
+    def arm(self, fault: Fault) -> None:
+        """The mover does it."""
+        self.mover.faults.arm(fault)
+
+    def disarm(self) -> None:
+        """The mover does it."""
+        self.mover.faults.clear()
+
+    def write(self, name: str, value: int) -> None:
+        """One number stands for the weights."""
+        self.mover.write(name, value)
+
+    def read(self, name: str) -> int:
+        """One number stands for the weights."""
+        return self.mover.read(name)
+
+    def compute(self, name: str) -> None:
+        """It must be there."""
+        assert self.mover.present(name), f"{name!r} is not on the device in its own scope"
+
+    def violations(self) -> Sequence[str]:
+        """The mover's own oracle."""
+        return self.mover.violations
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def _machine() -> st.SearchStrategy[Any]:
+    return st.runner()
+
+
+_free = _machine().flatmap(lambda machine: st.sampled_from(machine.free))
+_inside = _machine().flatmap(lambda machine: st.sampled_from(machine.inside))
+_known = _machine().flatmap(lambda machine: st.sampled_from(sorted(machine.model.places)))
+_absent = _machine().flatmap(lambda machine: st.sampled_from(machine.absent))
+_faults = _machine().flatmap(lambda machine: faults(sorted(machine.model.places)))
+_patience = st.sampled_from((None, None, None, 0))
+
+
+class ResidencyMachine(RuleBasedStateMachine):
+    """Random phases in several threads; after each step the ledger, the mover and the weights must be the model's.
+
+    Subclass it and override :meth:`make_subject`. One thread runs at a time, so that runs repeat exactly.
+
+    Attributes:
+        threads: Names of the threads.
+        can_fail: Draw failing moves.
+        can_write: Draw writes to the weights.
+        can_change: Draw components that are declared and struck out.
+        patience: Seconds after which a step counts as hanging.
+    """
+
+    threads: Sequence[str] = THREADS
+    can_fail = True
+    can_write = True
+    can_change = True
+    patience = 20.0
+
+    subject: Subject
+    model: Model
+
+    def make_subject(self, data: st.DataObject) -> Subject:
+        """What to run; ``data.draw`` draws its shape."""
+        raise NotImplementedError("override make_subject, or take RecordingMachine or PipelineMachine")
+
+    # --- setting up ---------------------------------------------------------------------------------------
+
+    @initialize(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        """Make the subject, its model and the threads."""
+        self.subject = self.make_subject(data)
+        ledger = self.subject.ledger
+        self.crew = Crew(tuple(self.threads), patience=self.patience)
+        self.crew.take_over(ledger)
+        self.model = Model(ledger.rivals, ledger.policy.nesting)
+        self.model.start("", self.model.admit(self._sizes([one.name for one in ledger.components])))
+        for name in ledger.present:
+            self.model.places[name].present = True
+        for name, place in self.model.places.items():
+            place.value = self.subject.read(name)
+            place.loads = ledger.history.totals[name].loads
+        self.pairs: dict[ModelScope, OffloadScope] = {}
+        self.left: list[ModelScope] = []
+        self._said = 0
+
+    @property
+    def free(self) -> list[str]:
+        """The threads that do not wait."""
+        return [thread for thread in self.threads if thread not in self.model.waiting]
+
+    @property
+    def inside(self) -> list[str]:
+        """The threads that do not wait and have a scope open."""
+        return [thread for thread in self.free if self.model.stacks.get(thread)]
+
+    @property
+    def absent(self) -> list[str]:
+        """Components that may be declared and are not."""
+        return [one.name for one in self.subject.components if one.name not in self.model.places]
+
+    def _sizes(self, names: Sequence[str]) -> dict[str, tuple[int, bool]]:
+        return {one.name: (one.bytes, one.resident) for one in self.subject.components if one.name in names}
+
+    def some_inside(self) -> bool:
+        """Precondition of leaving."""
+        return bool(self.inside)
+
+    # --- phases -------------------------------------------------------------------------------------------
+
+    @rule(thread=_free, name=_known, timeout=_patience)
+    def enter(self, thread: str, name: str, timeout: float | None) -> None:
+        """A scope opens: nested, shared, waiting or refused, as it comes."""
+        mine, theirs = ModelScope(name), self.subject.ledger.scope(name, timeout=timeout)
+        self.pairs[mine] = theirs
+        self._step(thread, self.model.enter(thread, mine, timeout), theirs.__enter__)
+
+    @precondition(some_inside)
+    @rule(thread=_inside)
+    def leave(self, thread: str) -> None:
+        """The innermost scope of a thread closes."""
+        mine = self.model.stacks[thread][-1]
+        theirs = self.pairs[mine]
+        self.left.append(mine)
+        self._step(thread, self.model.leave(thread, mine), lambda: theirs.__exit__(None, None, None))
+
+    @rule(thread=_free, name=_known, raises=st.booleans())
+    def phase(self, thread: str, name: str, raises: bool) -> None:
+        """A whole ``with`` statement, whose body may raise."""
+
+        def act() -> None:
+            with self.subject.ledger.scope(name):
+                self.subject.compute(name)
+                if raises:
+                    raise BodyRaised
+
+        self._step(thread, self.model.phase(thread, name, BodyRaised if raises else None), act)
+
+    @rule(thread=_free, name=_known, timeout=_patience)
+    def load(self, thread: str, name: str, timeout: float | None) -> None:
+        """A component is brought in ahead."""
+        act = self.model.load(thread, name, timeout)
+        self._step(thread, act, lambda: self.subject.ledger.load(name, timeout=timeout))
+
+    @rule(thread=_free, free_arena=st.booleans())
+    def release(self, thread: str, free_arena: bool) -> None:
+        """The end of a request."""
+        self._step(thread, self.model.release(thread), lambda: self.subject.ledger.release(free_arena=free_arena))
+
+    @precondition(some_inside)
+    @rule(thread=_inside)
+    def compute(self, thread: str) -> None:
+        """A body computes with everything it needs."""
+        if thread in self.model.lost:
+            return  # this body got an error instead
+        for name in self.model.needed(thread):
+            self._same(self.crew.run(**{thread: lambda name=name: self.subject.compute(name)}), {thread: None})
+
+    # --- misuse -------------------------------------------------------------------------------------------
+
+    @precondition(some_inside)
+    @rule(thread=_inside, place=st.integers(0, 9))
+    def leave_out_of_order(self, thread: str, place: int) -> None:
+        """An outer scope closes before the inner one."""
+        stack = self.model.stacks[thread]
+        mine = stack[place % len(stack)]
+        if mine is stack[-1]:
+            return  # the right one
+        theirs = self.pairs[mine]
+        self._step(thread, self.model.leave(thread, mine), lambda: theirs.__exit__(None, None, None))
+
+    @precondition(some_inside)
+    @rule(thread=_inside, other=_free)
+    def leave_elsewhere(self, thread: str, other: str) -> None:
+        """Another thread closes a scope."""
+        if thread == other:
+            return  # its own
+        mine = self.model.stacks[thread][-1]
+        theirs = self.pairs[mine]
+        self._step(other, self.model.leave(other, mine), lambda: theirs.__exit__(None, None, None))
+
+    @precondition(lambda self: bool(self.left))
+    @rule(thread=_free, place=st.integers(0, 99))
+    def leave_again(self, thread: str, place: int) -> None:
+        """A scope that is closed is closed again."""
+        mine = self.left[place % len(self.left)]
+        theirs = self.pairs[mine]
+        self._step(thread, self.model.leave(thread, mine), lambda: theirs.__exit__(None, None, None))
+
+    @precondition(lambda self: bool(self.pairs))
+    @rule(thread=_free, place=st.integers(0, 99))
+    def enter_again(self, thread: str, place: int) -> None:
+        """A scope is entered twice."""
+        mine = list(self.pairs)[place % len(self.pairs)]
+        self._step(thread, self.model.enter(thread, mine), self.pairs[mine].__enter__)
+
+    @rule(thread=_free, name=st.sampled_from(("nobody", "A")))
+    def unknown(self, thread: str, name: str) -> None:
+        """A name that nobody declared."""
+        self._step(thread, self.model.enter(thread, ModelScope(name)), lambda: self.subject.ledger.scope(name))
+
+    # --- changes ------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.can_write)
+    @rule(name=_known, value=st.integers(1, 100))
+    def write(self, name: str, value: int) -> None:
+        """The weights change, wherever they are."""
+        self.model.places[name].value = value
+        self.subject.write(name, value)
+
+    @precondition(lambda self: self.can_fail and len(self.model.waiting) < 2)
+    @rule(fault=_faults)
+    def fail(self, fault: Fault) -> None:
+        """The next move of a component is going to fail."""
+        self.model.faults.arm(fault)
+        self.subject.arm(fault)
+
+    @precondition(lambda self: self.can_change and bool(self.absent))
+    @rule(thread=_free, names=st.sets(_absent, min_size=1, max_size=3).map(sorted))
+    def admit(self, thread: str, names: list[str]) -> None:
+        """Components are declared."""
+        self._step(thread, self.model.admit(self._sizes(names)), lambda: self.subject.admit(names))
+        for name in names:
+            self.model.places[name].value = self.subject.read(name)
+
+    @precondition(lambda self: self.can_change and bool(self.model.places))
+    @rule(thread=_free, name=_known)
+    def admit_twice(self, thread: str, name: str) -> None:
+        """A name is taken."""
+        self._step(thread, self.model.admit(self._sizes([name])), lambda: self.subject.admit([name]))
+
+    @precondition(lambda self: self.can_change and len(self.model.places) > 2)
+    @rule(thread=_free, names=st.sets(_known, min_size=1, max_size=2).map(sorted))
+    def retire(self, thread: str, names: list[str]) -> None:
+        """Components are struck out, unless they are in use."""
+        self._step(thread, self.model.retire(thread, names), lambda: self.subject.retire(names))
+
+    # --- comparing ----------------------------------------------------------------------------------------
+
+    def _step(self, thread: str, steps: Steps, act: Callable[[], Any]) -> None:
+        """One operation on the model and on the real thing; whatever ends in it must end alike."""
+        self.model.start(thread, steps)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            outcomes = self.crew.run(**{thread: act})
+        self._said += sum(1 for one in caught if issubclass(one.category, ResidencyWarning))
+        self._same(outcomes, self.model.outcomes)
+        if len(self.model.waiting) > 1:
+            # Two threads may now move in one step, and which of them meets a fault is nobody's promise.
+            self.model.faults.clear()
+            self.subject.disarm()
+
+    def _same(self, real: dict[str, Any], expected: dict[str, type[BaseException] | None]) -> None:
+        for thread in sorted({*real, *expected}):
+            assert thread in real, f"{thread} should have ended and still waits"
+            assert thread in expected, f"{thread} should wait and has ended: {real[thread]}"
+            error = real[thread].error
+            note(f"  {thread}: {'done' if error is None else repr(error)}")
+            event(f"ended with {type(error).__name__}" if error is not None else "ended well")
+            if expected[thread] is not None and type(error) is expected[thread]:
+                continue  # as it should
+            if error is not None:
+                raise error
+            assert expected[thread] is None, f"{thread} should have raised {expected[thread]}"
+
+    @invariant()
+    def everything_agrees(self) -> None:
+        """All checks, after each step."""
+        if not hasattr(self, "model"):
+            return  # before the beginning
+        self.check_waiting()
+        self.check_presence()
+        self.check_pins()
+        self.check_accounting()
+        self.check_conflicts()
+        self.check_weights()
+        self.check_history()
+        self.check_observers()
+        event(f"scopes inside each other: {max(map(len, self.model.stacks.values()), default=0)}")
+        event(f"threads waiting: {len(self.model.waiting)}")
+
+    def check_waiting(self) -> None:
+        """Whoever should wait waits, in the same order."""
+        assert self.crew.waiting == self.model.waiting
+
+    def check_presence(self) -> None:
+        """I2 presence, I6 rest: the model's components are on the device, and the needed ones are among them."""
+        assert set(self.subject.ledger.present) == self.model.present
+        for thread in self.free:
+            if thread not in self.model.lost:
+                assert set(self.model.needed(thread)) <= self.model.present, f"{thread} lacks what it needs"
+
+    def check_pins(self) -> None:
+        """I4 pins."""
+        for name, place in self.model.places.items():
+            assert self.subject.ledger.pins(name) == len(place.scopes), f"pins of {name!r}"
+
+    def check_accounting(self) -> None:
+        """I8 accounting."""
+        ledger = self.subject.ledger
+        assert ledger.device_bytes == self.model.device_bytes
+        assert ledger.device_bytes <= ledger.predicted_peak
+
+    def check_conflicts(self) -> None:
+        """I1 exclusion: the ledger's graph is the author's, and nobody is with a rival."""
+        names = sorted(self.model.places)
+        for name in names:
+            rivals = {other for other in names if other != name and self.subject.conflict(name, other)}
+            assert set(self.subject.ledger.rivals(name)) == rivals
+            assert not (name in self.model.present and rivals & self.model.present)
+
+    def check_weights(self) -> None:
+        """I7 nothing lost."""
+        for name, place in self.model.places.items():
+            assert self.subject.read(name) == place.value, f"the weights of {name!r}"
+
+    def check_history(self) -> None:
+        """The totals count what was moved; each pair of nested rivals was warned about once."""
+        totals = self.subject.ledger.history.totals
+        for name, place in self.model.places.items():
+            # A component may come back under its name after it was retired: its totals go on.
+            assert totals[name].loads >= place.loads
+            assert totals[name].evictions >= place.evictions
+        assert self._said == len(self.model.warned)
+
+    def check_observers(self) -> None:
+        """I1 to I6 as the ledger, the mover and others see them."""
+        assert list(self.subject.violations()) == []
+        self.subject.ledger.check()
+        self.subject.ledger.audit()
+
+    def teardown(self) -> None:
+        """Ends the threads; asserts nothing, which would hide the true failure."""
+        if hasattr(self, "crew"):
+            self.crew.dismiss()
+            with contextlib.suppress(Exception):
+                self.subject.close()
+
+
+class RecordingMachine(ResidencyMachine):
+    """The machine over a ledger and a :class:`RecordingMover`: thousands of steps a second of nothing but rules."""
+
+    def make_subject(self, data: st.DataObject) -> Subject:
+        """Two or three exclusive sets."""
+        declared = data.draw(component_sets(), label="declared")
+        return RecordingSubject(declared, OffloadPolicy(nesting=data.draw(st.sampled_from(("switch", "error")))))
