@@ -10,6 +10,7 @@ from torch import nn
 
 from ..errors import DeclarationError
 from ..residency.ledger import ResidencyLedger
+from .methods import WrappedMethod
 
 
 class ExecutionDevice:
@@ -52,25 +53,95 @@ def refuse_other_offload(path: str, module: nn.Module) -> None:
     Raises:
         DeclarationError: accelerate's or diffusers' own offload is on.
     """
-    for _, one in module.named_modules():
+    for one in module.modules():
         other = one.__dict__.get("_hf_hook")
         if other is not None and not isinstance(other, ExecutionDevice):
             problem = f"{path!r} has an offload hook of accelerate ({type(other).__name__})."
             raise DeclarationError(type(module).__name__, problem, "Call pipe.remove_all_hooks() first.")
+        if "group_offloading" in getattr(one.__dict__.get("_diffusers_hook"), "hooks", ()):
+            problem = f"{path!r} has diffusers' group offloading on."
+            raise DeclarationError(type(module).__name__, problem, "Load the pipeline again without it.")
 
 
-def release_at_end(pipeline: Any, ledger: ResidencyLedger) -> Callable[[], None]:
-    """Make the end of a diffusers call (``maybe_free_model_hooks``) a ``release()``; returns the undo."""
-    original = pipeline.maybe_free_model_hooks
+def adapt(pipeline: Any, ledger: ResidencyLedger) -> Callable[[], None]:
+    """Make a diffusers pipeline's own methods agree with its offload; returns the undo.
 
-    def maybe_free_model_hooks() -> None:
-        original()  # resets the stateful caches; without diffusers' own offload it moves nothing
-        ledger.release()
-
-    pipeline.__dict__["maybe_free_model_hooks"] = maybe_free_model_hooks
+    The end of a call becomes a ``release()``, ``to()`` is adopted at once, hooks are removed around the marks of
+    ``announce``, and diffusers' own offloads say that they are one too many.
+    """
+    others = [_Refused(pipeline, name) for name in _OTHER_OFFLOADS if hasattr(type(pipeline), name)]
+    wrappers = [_EndOfCall(pipeline, ledger), _Move(pipeline, ledger), _KeepsMarks(pipeline), *others]
+    for wrapper in wrappers:
+        wrapper.attach()
 
     def undo() -> None:
-        if pipeline.__dict__.get("maybe_free_model_hooks") is maybe_free_model_hooks:
-            del pipeline.__dict__["maybe_free_model_hooks"]
+        for wrapper in wrappers:
+            wrapper.detach()
 
     return undo
+
+
+_OTHER_OFFLOADS = ("enable_model_cpu_offload", "enable_sequential_cpu_offload", "enable_group_offload")
+
+
+class _EndOfCall(WrappedMethod):
+    """``maybe_free_model_hooks``, which every diffusers pipeline calls last."""
+
+    def __init__(self, pipeline: Any, ledger: ResidencyLedger) -> None:
+        super().__init__(pipeline, "maybe_free_model_hooks")
+        self._ledger: ResidencyLedger | None = ledger
+
+    def detach(self) -> None:
+        """Restore the method; a wrapper that others still hold calls it plainly."""
+        super().detach()
+        self._ledger = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The original method, which resets caches, and a ``release()``."""
+        result = super().__call__(*args, **kwargs)
+        if self._ledger is not None:
+            self._ledger.release()
+        return result
+
+
+class _Move(WrappedMethod):
+    """``to``: a new dtype is adopted; where the weights are stays the ledger's affair."""
+
+    def __init__(self, pipeline: Any, ledger: ResidencyLedger) -> None:
+        super().__init__(pipeline, "to")
+        self._ledger = ledger
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The original method; then what it put on a device, all or a part, goes back and is adopted."""
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            if kwargs.get("device") is not None or any(not isinstance(one, torch.dtype) for one in args):
+                super().__call__("cpu", silence_dtype_warnings=True)
+            self._ledger.adopt()
+
+
+class _KeepsMarks(WrappedMethod):
+    """``remove_all_hooks``: without its marks a pipeline would compute where its weights are at rest."""
+
+    def __init__(self, pipeline: Any) -> None:
+        super().__init__(pipeline, "remove_all_hooks")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Remove the hooks of others."""
+        modules = [one for one in self._module.components.values() if isinstance(one, nn.Module)]
+        marks = [(one, one.__dict__.get("_hf_hook")) for one in modules]
+        result = super().__call__(*args, **kwargs)
+        for module, mark in marks:
+            if isinstance(mark, ExecutionDevice):
+                module.__dict__["_hf_hook"] = mark
+        return result
+
+
+class _Refused(WrappedMethod):
+    """A method of diffusers that would make a second owner of the same weights."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise ``DeclarationError``; nothing was changed."""
+        problem = f"is offloaded by omni_components, so that {self._name}() cannot own its weights too."
+        raise DeclarationError(type(self._module).__name__, problem, "Call the handle's disable() first.")

@@ -19,7 +19,7 @@ from ..errors import DeclarationError, OwnershipError, PolicyError
 from ..policy import OffloadPolicy
 from ..residency.ledger import ResidencyLedger
 from ..transfer.cargo import Cargo
-from ..transfer.device import backend_for, data_crosses, registrar_for
+from ..transfer.device import backend_for, data_crosses, moving, registrar_for
 from ..transfer.hostmemory import FileMappings, pinnable_bytes
 from ..transfer.masters import PinBudget, align
 from ..transfer.mover import ArenaMover
@@ -86,18 +86,22 @@ class Fleet:
         claims = [(module, found.name) for found in fresh for module in _modules(found)]
         for found in fresh:
             found.name = names[found.name]
-        with ExitStack() as undo:
+        with (
+            moving(),
+            ExitStack() as undo,
+        ):  # else masters made under inference mode could not be written later
             cargoes, components = self._load_list(fresh)
             names |= {one.name: one.name for one in components if one.name not in names.values()}
-            self._refuse_nothing_to_swap(declaration, components)
+            self._refuse_nothing_to_swap(declaration, components, names)
             undo.callback(self._forget, components)
             for cargo in cargoes:
                 self.mover.register(cargo)
+                undo.callback(cargo.send_back)
             if declaration.everything:
                 self._everything |= {one.name for one in components}
             self.ledger.admit(components, self._conflict)
             undo.callback(self.ledger.retire, [one.name for one in components])
-            self._make_masters(cargoes, components, undo)
+            self._make_masters(cargoes, components)
             self.mover.arrange(self._swapped(), self._rivals)
             for one in components:
                 if one.resident:
@@ -182,12 +186,16 @@ class Fleet:
 
     def _shared(self, fresh: list[Found], shared: list[list[Extent]]) -> Found:
         # A module that lies in two components brings each of its slots twice.
-        slots = list({(id(slot.module), slot.name): slot for run in shared for one in run for slot in one.slots}.values())
+        slots = list(
+            {
+                (id(slot.module), slot.name): slot for run in shared for one in run for slot in one.slots
+            }.values()
+        )
         for found in fresh:
             found.area.leave_out(slots=slots)
         return Found(self._free_name(SHARED, {}), Role.RESIDENT, True, FixedArea(slots), SHARED)
 
-    def _make_masters(self, cargoes: list[Cargo], components: list[Component], undo: ExitStack) -> None:
+    def _make_masters(self, cargoes: list[Cargo], components: list[Component]) -> None:
         if self.device.type == "cpu":
             mappings = FileMappings()
             for cargo in cargoes:
@@ -200,7 +208,6 @@ class Fleet:
         if not self.policy.pin_memory:
             budget.said = True  # as asked
         for cargo, component in zip(cargoes, components, strict=True):
-            undo.callback(cargo.send_back)
             cargo.master(None if component.resident else budget)
 
     def _attach(self, found: Found, component: Component, undo: ExitStack) -> Attached:
@@ -213,7 +220,7 @@ class Fleet:
         for _, module in found.called:
             later(announce(unwrapped(module), self.device))
             if not component.resident:
-                self._hook(component.name, module, later)
+                self._hook(found, module, later)
         return attached
 
     def _bind_split_models(self, fresh: list[Found], undo: ExitStack) -> None:
@@ -225,13 +232,13 @@ class Fleet:
                 if found.split is model:
                     self.attached[found.name].undo.append(partial(unbind, model))
 
-    def _hook(self, name: str, module: nn.Module, later: Callable[[Callable[[], None]], None]) -> None:
+    def _hook(self, found: Found, module: nn.Module, later: Callable[[Callable[[], None]], None]) -> None:
+        name = found.name
         hook = CallHook(self.ledger, name, self.device)
         hook.attach(module)
         later(hook.detach)
         inner = unwrapped(module)
-        declared = self.policy.entry_points.get(name, ())
-        opening = entry_points(inner, tuple(declared), name)
+        opening = entry_points(inner, found.entry_points, name)
         wrappers = [EntryPoint(inner, one, self.ledger, name, self.device) for one in opening]
         plain = [one for one in other_methods(inner) if one not in opening]
         for wrapper in [*wrappers, *(Advised(inner, one, self.ledger, name, self.device) for one in plain)]:
@@ -255,12 +262,15 @@ class Fleet:
             self.mover.forget(one.name)
             self.attached.pop(one.name, None)
 
-    def _refuse_nothing_to_swap(self, declaration: Declaration, components: list[Component]) -> None:
-        everyone = [*components, *self.ledger.components]
+    def _refuse_nothing_to_swap(
+        self, declaration: Declaration, components: list[Component], names: dict[str, str]
+    ) -> None:
+        everyone = {one.name: one for one in (*self.ledger.components, *components)}
+        declared = [everyone[name] for name in names.values()]  # shared ones too
         if declaration.everything:
             self._everything |= {one.name for one in components}
-        if not any(self._conflict(one, other) for one in components for other in everyone):
-            listed = ", ".join(f"{one.name} ({one.role})" for one in components) or "nothing"
+        if not any(self._conflict(one, other) for one in declared for other in everyone.values()):
+            listed = ", ".join(f"{one.name} ({one.role})" for one in declared) or "nothing"
             raise DeclarationError(
                 declaration.owner,
                 f"has nothing to swap; found: {listed}.",
@@ -285,7 +295,9 @@ def _refuse_held(fresh: list[Found], claimant: str) -> None:
             if id(slot.tensor) in held:
                 name, fleet = held[id(slot.tensor)]
                 advice = "Declare both components in one pipeline: what they share then stays on the device."
-                raise OwnershipError(slot.path, f"{name!r} under the ledger of {fleet.ledger.owner}", claimant, advice)
+                raise OwnershipError(
+                    slot.path, f"{name!r} under the ledger of {fleet.ledger.owner}", claimant, advice
+                )
 
 
 def fleet_of(ledger: ResidencyLedger) -> Fleet:
@@ -322,4 +334,5 @@ def _record(found: Found, cargo: Cargo) -> Component:
         tensors=sum(1 for _ in cargo.members()),
         resident=found.resident,
         model=found.model,
+        exclusive=found.exclusive,
     )

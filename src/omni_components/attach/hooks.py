@@ -37,9 +37,7 @@ def uncompiled(function: _Function) -> _Function:
     return function
 
 
-# Asked for at every call; looked up each time they take longer.
-_HOOK = Cause.HOOK
-_tracing = torch.compiler.is_dynamo_compiling
+_HOOK = Cause.HOOK  # asked for at every call; on the class it is looked up slower
 
 
 class CallHook:
@@ -57,9 +55,6 @@ class CallHook:
         self._name = name
         self._device = device
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        # torch.compile must not trace what moves memory: it would be skipped when the compiled code runs.
-        # Only a trace goes through these: their wrapper costs more than all the rest of a hook.
-        self._open_untraced, self._close_untraced = _untraced(self._open), _untraced(self._close)
 
     def attach(self, module: nn.Module) -> None:
         """Put the two hooks on a module."""
@@ -73,34 +68,26 @@ class CallHook:
         while self._handles:
             self._handles.pop().remove()
 
+    @uncompiled
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if _tracing():
-            return self._open_untraced(args, kwargs, None)
-        return self._open(args, kwargs, sys._getframe(2))
-
-    def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if _tracing():
-            self._close_untraced(None)
-        else:
-            self._close(sys._getframe(2))
-
-    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         ledger = self._ledger
         if ledger is None:
             return None  # a copy's
         scope = ledger.scope(self._name, cause=_HOOK)
-        scope.call = frame if frame is not None and frame.f_code is _CALL else _calling_frame()
+        frame = sys._getframe(2)
+        scope.call = frame if frame.f_code is _CALL else _calling_frame()
         ledger.enter(scope)
         if _all_on(self._device, args) and (not kwargs or _all_on(self._device, kwargs.values())):
             return None  # the usual case: the arguments stay as they are
         return moved((args, kwargs), self._device)
 
-    def _close(self, frame: FrameType | None) -> None:
+    @uncompiled
+    def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         ledger = self._ledger
         if ledger is None:
             return  # a copy's
-        call = frame if frame is not None and frame.f_code is _CALL else _calling_frame()
-        scope = ledger.scope_of_call(self._name, call)
+        frame = sys._getframe(2)
+        scope = ledger.scope_of_call(self._name, frame if frame.f_code is _CALL else _calling_frame())
         if scope is not None:
             ledger.leave(scope)
 
@@ -113,10 +100,6 @@ class CallHook:
 
 def _without_effect() -> CallHook:
     return CallHook(None, "", torch.device("cpu"))
-
-
-def _untraced(act: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compiler.disable(act) if "torch._dynamo" in sys.modules else act  # type: ignore[no-untyped-call]
 
 
 def _calling_frame() -> FrameType | None:

@@ -28,10 +28,10 @@ _FRAMEWORK = (
 class WrappedMethod:
     """Stands in for a bound method in its instance's ``__dict__``; keeps its name, docs and signature.
 
-    A copy of the module gets its own plain method.
+    A copy of the module, or the pipeline, gets its own plain method.
     """
 
-    def __init__(self, module: nn.Module, name: str) -> None:
+    def __init__(self, module: Any, name: str) -> None:
         self._module = module
         self._name = name
         self._previous = module.__dict__.get(name)
@@ -63,8 +63,8 @@ class WrappedMethod:
         return plain_method, (self._module, self._name)
 
 
-def plain_method(module: nn.Module, name: str) -> Any:
-    """A module's own method, whatever its instance carries."""
+def plain_method(module: Any, name: str) -> Any:
+    """A module's, or a pipeline's, own method, whatever its instance carries."""
     return getattr(type(module), name).__get__(module)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,7 +22,7 @@ from ..residency.events import ResidencyEvent
 from ..residency.ledger import ResidencyLedger
 from ..residency.scope import OffloadScope
 from ..transfer.device import resolve_device
-from .diffusers import refuse_other_offload, release_at_end
+from .diffusers import adapt, refuse_other_offload
 from .fleet import Fleet, fleet_of
 from .mixin import HANDLE, OmniOffloadMixin
 
@@ -147,7 +148,9 @@ class Offload:
                 yield
             finally:
                 assert self._fleet is not None
-                self._fleet.mover.save(self._name(name))
+                start = time.perf_counter()
+                saved = self._fleet.mover.save(self._name(name))
+                self.ledger.note_saved(self._name(name), saved, start)
 
     def disable(self, to: torch.device | str | None = None) -> None:
         """Take everything off. Idempotent.
@@ -214,14 +217,14 @@ def _enable(
     for found in declaration.found:
         for path, module in found.called:
             refuse_other_offload(path, module)
+    _warn_of_loose_tensors(declaration)  # before anything is touched: a warning may be an error
     fleet = _fleet(declaration, device, policy, ledger)
     handle = Offload(target, device, policy, fleet)
     handle._names = fleet.take_on(declaration)
     handle.enabled = True
     if is_diffusers_pipeline(target):
-        handle._undo.callback(release_at_end(target, fleet.ledger))
+        handle._undo.callback(adapt(target, fleet.ledger))
     vars(target)[HANDLE] = handle
-    _warn_of_loose_tensors(declaration)
     return handle
 
 

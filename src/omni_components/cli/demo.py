@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -119,13 +120,13 @@ def _write_errors(out: Path) -> Iterator[None]:
 
 def _cannot_write(out: Path, error: OSError) -> str:
     folder = out.parent
-    if out.is_dir():
+    if os.path.isdir(out):
         return f"'{out}' is a folder; choose a file name."
-    if not folder.exists():
+    if not os.path.exists(folder):
         return f"there is no folder '{folder}'; create it first, or choose another."
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return f"'{folder}' is not a folder; choose another."
-    return f"'{out}' cannot be written ({error.strerror or error}); choose another file."
+    return f"'{out}' and its timeline cannot be written ({error.strerror or error}); choose another file."
 
 
 def _draw(request: _Request) -> tuple[Image, ResidencyReport]:

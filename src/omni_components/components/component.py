@@ -30,6 +30,8 @@ class Component:
         tensors: How many parameters and buffers it has.
         resident: Always on the device, never swapped.
         model: Path of the module whose parts conflict with each other; the module's own path for a module.
+        exclusive: It takes turns with others. If not, it conflicts with nothing: it comes at its first use and
+            leaves at ``release()``.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Component:
     tensors: int = 0
     resident: bool = False
     model: str = ""
+    exclusive: bool = True
 
 
 def conflict(
@@ -55,6 +58,8 @@ def conflict(
         everything: Every swappable component excludes every other (a diffusers pipeline without lists).
     """
     if one.resident or other.resident or one.name == other.name:
+        return False
+    if not (one.exclusive and other.exclusive):
         return False
     if one.role is Role.ENCODER and other.role is Role.ENCODER:
         return exclusive_encoders or everything

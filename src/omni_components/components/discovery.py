@@ -47,6 +47,8 @@ class Found:
         called: Modules whose calls open a scope; none for parts, which mark their phases themselves.
         split: The split model that this is a part, or the rest, of.
         part: For a part, the name under which the model opens its scope.
+        entry_points: Methods that the policy declares for it.
+        exclusive: It takes turns with others.
     """
 
     name: str
@@ -57,6 +59,8 @@ class Found:
     called: list[tuple[str, nn.Module]] = field(default_factory=list)
     split: nn.Module | None = None
     part: str = ""
+    entry_points: tuple[str, ...] = ()
+    exclusive: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -111,6 +115,7 @@ def finish(declaration: Declaration, target: Any, policy: OffloadPolicy) -> Decl
     _refuse_nested(declaration)
     _name_parts(declaration.found)
     _refuse_missing_roles(declaration, policy)
+    _note_entry_points(declaration, policy)
     if isinstance(target, nn.Module):
         declaration.found += _rest(target, declaration.found)
     elif isinstance(getattr(target, "components", None), Mapping):
@@ -330,6 +335,14 @@ def _refuse_missing_roles(declaration: Declaration, policy: OffloadPolicy) -> No
             raise PolicyError(
                 "offload_components", role, f"from what {declaration.owner} has: {', '.join(sorted(there))}"
             )
+
+
+def _note_entry_points(declaration: Declaration, policy: OffloadPolicy) -> None:
+    called = {one.name: one for one in declaration.found if one.called}
+    for name, methods in policy.entry_points.items():
+        if name not in called:
+            raise PolicyError("entry_points", name, f"from the components that are called: {', '.join(called)}")
+        called[name].entry_points = methods
 
 
 def _rest(target: nn.Module, found: Iterable[Found]) -> list[Found]:

@@ -39,8 +39,10 @@ def follows_its_sequence(target: object) -> bool:
 def from_diffusers(pipeline: Any, policy: OffloadPolicy) -> Declaration:
     """The components of a diffusers pipeline: those of ``model_cpu_offload_seq`` first, then the others.
 
-    All exclude each other, VAEs too, so that it never needs more room than diffusers' own offload;
-    ``_exclude_from_cpu_offload`` is resident.
+    Those of the sequence all exclude each other, VAEs too. What is not in it runs in alternation with what is,
+    as a ControlNet does before every step of its UNet: it comes at its first call and stays to the end of the
+    request. Of these, ``_exclude_from_cpu_offload`` is resident. So a pipeline never needs more room than with
+    diffusers' own offload, which treats the three kinds alike.
 
     Raises:
         DeclarationError: The pipeline says nothing about offload, or has no component.
@@ -53,19 +55,22 @@ def from_diffusers(pipeline: Any, policy: OffloadPolicy) -> Declaration:
         raise DeclarationError(owner, problem, "Give it _dit_modules, _encoder_modules and _vae_modules.")
     excluded = set(getattr(pipeline, "_exclude_from_cpu_offload", None) or ())
     order = [name for name in sequence.split("->") if name in modules]
+    order = order if len(order) > 1 else list(modules)
     found: list[Found] = []
     seen: set[int] = set()
     for name in [*order, *(name for name in modules if name not in order)]:
         if id(modules[name]) in seen:
             continue  # one module under two names
         seen.add(id(modules[name]))
-        role = Role.RESIDENT if name in excluded else _role(name)
-        found += components_of(name, role, [(name, modules[name])], owner, _swapping_vaes(policy))
+        role = Role.RESIDENT if name in excluded and name not in order else _role(name)
+        for one in components_of(name, role, [(name, modules[name])], owner, _swapping_vaes(policy)):
+            one.exclusive = name in order
+            found.append(one)
     return finish(Declaration(owner, found, everything=True), pipeline, policy)
 
 
 def _role(name: str) -> Role:
-    """For the report only: all swappable components exclude each other here."""
+    """For the report only: the sequence tells who excludes whom."""
     if "vae" in name or "vqvae" in name or "vqgan" in name or "movq" in name:
         return Role.VAE
     return Role.ENCODER if "encoder" in name or "tokenizer" in name else Role.DIT

@@ -30,14 +30,21 @@ def written_whole(*paths: Path) -> Iterator[tuple[Path, ...]]:
 
 
 def _draft(target: Path, undo: ExitStack) -> Path:
-    if target.exists():
-        with target.open("r+b"):
-            pass  # a folder or a read-only file refuses here
+    exists = _is_writable_file(target)
     # In the same folder: a file cannot be replaced from another file system.
     draft = target.with_name(f".omni-{secrets.token_hex(6)}{target.suffix}")
     undo.callback(draft.unlink, missing_ok=True)
     with draft.open("xb"):
         pass  # with the permissions that the user's other new files get
-    if target.exists():
+    if exists:
         shutil.copymode(target, draft)
     return draft
+
+
+def _is_writable_file(target: Path) -> bool:
+    """Whether there is a file already; a folder and a read-only file refuse to be opened."""
+    try:
+        with target.open("r+b"):
+            return True
+    except FileNotFoundError:
+        return False

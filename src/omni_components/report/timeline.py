@@ -54,7 +54,7 @@ def draw_timeline(report: ResidencyReport, path: Path | str) -> None:
     kind = target.suffix.lower().removeprefix(".")
     figure = timeline_figure(report)
     with written_whole(target) as (draft,):
-        # No date: the same report gives the same bytes.
+        # No date in it: a picture that shows the same need not look changed to git.
         figure.savefig(draft, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {})
 
 

@@ -139,12 +139,14 @@ class Book:
         )
 
     def needed(self, stack: ThreadStack) -> list[Entry]:
-        """What a thread's innermost body needs: its component, and outer ones that it does not exclude."""
+        """What a thread's innermost body needs: its component, and outer ones that no scope inside displaced."""
         needed: list[Entry] = []
+        inside: list[Entry] = []
         for scope in reversed(stack.scopes):
             entry = self.entries[scope.name]
-            if entry not in needed and not any(entry in one.rivals for one in needed):
+            if entry not in needed and not any(entry in one.rivals for one in inside):
                 needed.append(entry)
+            inside.append(entry)
         return needed
 
     def stacks(self) -> list[ThreadStack]:

@@ -259,6 +259,30 @@ class ResidencyLedger:
             if free_arena:
                 self.mover.release_arena()
 
+    def adopt(self) -> None:
+        """Adopt now, not at the next switch, what others have put into the slots of components on the device.
+
+        Every unpinned component goes home, which adopts; the residents come back.
+        """
+        with self._turn(None, None):
+            free = [entry for entry in self._book.entries.values() if not entry.scopes]
+            for entry in free:
+                self._switch.evict(entry, Cause.MANUAL)
+            for entry in free:
+                if entry.component.resident:
+                    self._switch.bring(entry, Cause.MANUAL)
+
+    def note_saved(self, name: str, nbytes: int, start: float) -> None:
+        """Write down that a present component was copied home without leaving (the end of an edit).
+
+        Args:
+            name: The component.
+            nbytes: Bytes over the link.
+            start: ``time.perf_counter()`` when the copy began.
+        """
+        with self._mutex:
+            self._switch.record(EventKind.WRITE_BACK, name, Cause.MANUAL, start, nbytes)
+
     # --- the checks -------------------------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -299,6 +323,7 @@ class ResidencyLedger:
             if (turns.moving or turns.waiters) and not turns.may_share(Waiter(stack, entry)):
                 return False
             self._book.pin(scope, entry, stack)
+            scope.displaced = stack.lost  # what is missing outside comes back when this one leaves
             self.mover.touch(scope.name)
             return True
 
@@ -306,7 +331,7 @@ class ResidencyLedger:
         entry = self._book[scope.name]
         self._allow_nesting(entry, stack)
         with self._turn(entry, scope.timeout, cause=scope.cause):
-            scope.displaced = bool(self._displaced_by(entry, stack))
+            scope.displaced = stack.lost or bool(self._displaced_by(entry, stack))
             self._switch.bring(entry, scope.cause)
             with self._mutex:  # before the turn ends, so that nobody evicts it in between
                 self._book.pin(scope, entry, stack)

@@ -106,12 +106,10 @@ class Model:
         return tuple(self._running)
 
     def needed(self, thread: str) -> list[str]:
-        """What a thread's innermost body needs: its component, and outer ones that it does not exclude."""
-        needed: list[str] = []
-        for scope in reversed(self.stacks.get(thread, [])):
-            if scope.name not in needed and not any(one in self._rivals(scope.name) for one in needed):
-                needed.append(scope.name)
-        return needed
+        """What a thread's innermost body needs: its component, and outer ones that no scope inside displaced."""
+        names = [scope.name for scope in reversed(self.stacks.get(thread, []))]
+        left = [name for place, name in enumerate(names) if not set(names[:place]) & set(self._rivals(name))]
+        return list(dict.fromkeys(left))
 
     # --- running operations -------------------------------------------------------------------------------
 
@@ -148,6 +146,7 @@ class Model:
         scope.used = True
         place = self._place(scope.name)
         if place.present and not self._blocked(Waiting(thread, scope.name)):
+            scope.displaced = thread in self.lost
             self._pin(thread, scope)
             return
         outer = self._displaced_by(thread, scope.name)
@@ -156,7 +155,7 @@ class Model:
         self.warned |= {(one, scope.name) for one in outer}
         try:
             yield from self._turn(thread, scope.name, timeout)
-            scope.displaced = bool(self._displaced_by(thread, scope.name))
+            scope.displaced = thread in self.lost or bool(self._displaced_by(thread, scope.name))
             self._bring(scope.name)
             self._pin(thread, scope)
         except Refused:

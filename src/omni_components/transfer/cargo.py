@@ -51,7 +51,7 @@ class Cargo:
         self.arrived: Any = None
         self._crosses = crosses
         self._at_home = False
-        self._started_on: list[tuple[Member, torch.device]] = []
+        self._started_on: list[tuple[Group, torch.device]] = []
         self._signature = area.signature()
 
     # --- enabling -----------------------------------------------------------------------------------------
@@ -59,13 +59,18 @@ class Cargo:
     def declare(self, runs: Iterable[list[Extent]]) -> None:
         """Take over the memory where the tensors are now; nothing moves yet."""
         self.groups = [make_group(run, crosses=self._crosses) for run in runs]
-        self._started_on = [(one, one.away.device) for one in self.members() if one.away is not None]
+        self._started_on = [(one, one.source.device) for one in self.groups if one.source.device.type != "cpu"]
 
     def send_back(self) -> None:
-        """Enabling failed: weights that were on a device go back there."""
-        for member, device in self._started_on:
-            member.stay_at(member.home.to(device))
-            member.bind_device()
+        """Enabling failed, and the component is home: weights that were on a device go back there, aliases as aliases."""
+        for group, device in self._started_on:
+            if group.source.device == device:
+                continue  # it never left
+            raw = group.source.to(device)
+            for member in group.members:
+                member.stay_at(member.view(raw))
+                member.bind_device()
+        self.groups = []  # from here on the memory is the tensors' own
 
     def master(self, budget: PinBudget | None) -> None:
         """Make the masters and bind them.
@@ -74,7 +79,7 @@ class Cargo:
             budget: Packs the weights into slabs, pinned while it lasts; ``None`` leaves them where they are.
         """
         if budget is not None:
-            self.slabs, self.size = pack(self.groups, budget)
+            self.size = pack(self.groups, budget, self.slabs)
             return
         for group in self.groups:
             on_host = group.source.device.type == "cpu"

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -38,6 +39,7 @@ class Slab:
         pinned: Whether copies from it run without the host.
         taken: Bytes that pinning really took (whole pages, or the allocator's block).
         groups: What lies in it, in the order of their places.
+        reader: The event behind the last copies from it.
     """
 
     tensor: torch.Tensor
@@ -46,6 +48,7 @@ class Slab:
     taken: int = 0
     registrar: Registrar | None = None
     groups: list[Group] = field(default_factory=list)
+    reader: Any = None
 
     def copies(self, block: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """``(to, from)`` pairs that fill a component's device bytes from here: few, and without padding.
@@ -80,6 +83,9 @@ class Slab:
 
     def unpin(self) -> None:
         """Give the pin back; the memory and its values stay. Idempotent."""
+        if self.reader is not None:
+            self.reader.synchronize()  # an adopted component's old slab may go while it is still being read
+            self.reader = None
         if self.registrar is not None:
             self.registrar.host_unregister(self.tensor.data_ptr())
             self.registrar = None
@@ -174,7 +180,7 @@ def lay_out(groups: Iterable[Group], start: int = 0) -> int:
     return start
 
 
-def pack(groups: list[Group], budget: PinBudget, start: int = 0) -> tuple[list[Slab], int]:
+def pack(groups: list[Group], budget: PinBudget, slabs: list[Slab]) -> int:
     """Lay groups out in slabs, those without padding first, and move their bytes there, slab by slab.
 
     Each group's old memory is freed as soon as its bytes are in a slab, so that the peak is the weights and
@@ -183,15 +189,16 @@ def pack(groups: list[Group], budget: PinBudget, start: int = 0) -> tuple[list[S
     Args:
         groups: Any that are not mapped; their tensors are rebound to the slabs.
         budget: Pins the slabs.
-        start: Where the first slab starts in the layout, in bytes.
+        slabs: Takes the slabs, one by one: when a later one fails, the earlier ones are there to be unpinned.
 
     Returns:
-        The slabs, and the end of the layout.
+        The end of the layout.
     """
-    slabs = []
+    start = 0
     for batch in _batches(groups):
         end = lay_out(batch, start)
         slab = budget.slab(end - start, start)
+        slabs.append(slab)
         for group in batch:
             place = group.offset - start
             target = own_storage(slab.tensor[place : place + group.nbytes])
@@ -201,9 +208,8 @@ def pack(groups: list[Group], budget: PinBudget, start: int = 0) -> tuple[list[S
             group.leave()  # the old memory is free now, on whichever side it was
             group.packed = True
         slab.groups = batch
-        slabs.append(slab)
         start = end
-    return slabs, start
+    return start
 
 
 def _batches(groups: list[Group]) -> Iterable[list[Group]]:

@@ -46,7 +46,8 @@ class ArenaMover:
         cargo = self._cargo.pop(name, None)
         if cargo is None:
             return  # never came so far
-        cargo.leave(stable=False)
+        with moving():
+            cargo.leave(stable=False)
         for slab in cargo.slabs:
             slab.unpin()
 
@@ -163,9 +164,10 @@ class ArenaMover:
         return found
 
     def _leave_absent(self) -> None:
-        for cargo in self._cargo.values():
-            if not cargo.present:
-                cargo.leave(stable=False)
+        with moving():
+            for cargo in self._cargo.values():
+                if not cargo.present:
+                    cargo.leave(stable=False)
 
     # --- loading ------------------------------------------------------------------------------------------
 
@@ -174,8 +176,13 @@ class ArenaMover:
         try:
             yield
         except BaseException as error:
-            cargo.bind_host()
-            self._vacate(cargo)
+            try:
+                # Copies that were enqueued before the failure still read the masters and write the block.
+                cargo.arrived = self.backend.done()
+                self._settle_copies(cargo)
+            finally:
+                cargo.bind_host()
+                self._vacate(cargo)
             if isinstance(error, Exception):
                 raise self._error(cargo, error, to_host=False) from error
             raise
@@ -196,6 +203,8 @@ class ArenaMover:
             for target, source in cargo.copies(block):
                 target.copy_(source, non_blocking=True)
         cargo.arrived = self.backend.done()
+        for slab in cargo.slabs:
+            slab.reader = cargo.arrived
         cargo.streams = [] if here is None else [here]
         if here is not None:
             self.backend.wait(here, cargo.arrived)

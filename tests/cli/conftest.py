@@ -1,0 +1,3 @@
+from tests.helpers.fixtures import sim
+
+__all__ = ["sim"]

@@ -1,0 +1,81 @@
+"""Threads that run interleaved at every lock and in the middle of every move, in an order Hypothesis draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import event, given, note
+from hypothesis import strategies as st
+
+from omni_components import OffloadPolicy, ResidencyDeadlockError, ResidencyLedger
+from omni_components.residency.checks import problems
+from omni_components.residency.threads import ThreadStack
+from omni_components.testing.crew import Crew
+from omni_components.testing.movers import RecordingMover
+from omni_components.testing.strategies import ComponentSet, Phase, component_sets, programs
+
+THREADS = ("t1", "t2", "t3")
+
+
+class Raised(Exception):
+    pass
+
+
+class Run:
+    """Programs over one ledger; each body looks for itself whether its component is there (I2)."""
+
+    def __init__(self, declared: ComponentSet, crew: Crew) -> None:
+        self.crew = crew
+        self.mover = RecordingMover(
+            {one.name: one.bytes for one in declared.components}, declared.conflict, pause=crew.pause
+        )
+        self.ledger = ResidencyLedger(self.mover, OffloadPolicy())
+        self.ledger.admit(declared.components, lambda one, other: declared.conflict(one.name, other.name))
+        crew.take_over(self.ledger)
+
+    def program(self, phases: Sequence[Phase]) -> None:
+        for phase in phases:
+            try:
+                self.phase(phase)
+            except Raised:
+                event("a body raised")
+            except ResidencyDeadlockError:
+                event("a ring was refused")
+
+    def phase(self, phase: Phase) -> None:
+        if phase.hint and not self.ledger._local.stack.scopes:
+            self.ledger.load(phase.name)
+        with self.ledger.scope(phase.name):
+            self.body(phase.name)
+            for inner in phase.body:
+                self.phase(inner)
+                self.body(phase.name)
+            if phase.ends == "raises":
+                raise Raised
+            self.body(phase.name)
+
+    def body(self, name: str) -> None:
+        self.crew.pause()
+        assert self.mover.present(name), f"{name} is not there in the body of its scope"
+        found = list(problems(self.ledger._book, self.ledger._turns, ThreadStack()))
+        assert found == [], found
+
+
+@given(data=st.data(), declared=component_sets(members=2))
+def test_interleaved_programs_end_and_find_their_components(data: st.DataObject, declared: ComponentSet) -> None:
+    """I1, I2, I4, I6, I8: whatever the order, every body has its component and every thread comes to its end."""
+    plans = {thread: data.draw(programs(declared.names, depth=2), label=thread) for thread in THREADS}
+    crew = Crew(THREADS, chooser=lambda count: data.draw(st.integers(0, count - 1)))
+    run = Run(declared, crew)
+    try:
+        outcomes = crew.run(**{name: lambda plan=plan: run.program(plan) for name, plan in plans.items()})
+        for name in THREADS:
+            assert name in outcomes, f"{name} waits for ever: {crew.waiting}"
+            if outcomes[name].error is not None:
+                note(name)
+                raise outcomes[name].error
+        run.ledger.audit()
+        assert run.mover.violations == []
+        assert all(run.ledger.pins(name) == 0 for name in declared.names)
+    finally:
+        crew.dismiss()
