@@ -75,7 +75,7 @@ class MoverFacts:
         pinned_bytes: Host bytes really pinned.
         pageable_bytes: Bytes of masters that are not.
         mapped_bytes: Bytes of masters that are pages of a file.
-        arena_bytes: Device bytes held for components that take turns.
+        arena_bytes: Device bytes held for components, in use or not, residents included.
         binding: How tensors cross: ``data`` (same objects) or ``slots`` (two stable objects).
     """
 

@@ -272,6 +272,30 @@ def test_c21_whichever_copy_of_a_switch_fails_every_tensor_is_whole(sim, kind, a
 
 @pytest.mark.parametrize("arena", ["keep", "fit"])
 @pytest.mark.parametrize("kind", KINDS)
+def test_c21_after_a_failed_copy_masters_and_device_memory_are_free_at_once(sim, kind, arena):
+    """I6, I7: copies enqueued before the failure read no master that is written next, and write no memory given away."""
+    target = build(kind, width=17)
+    x = torch.randn(2, 17, device=sim.device)
+    with offload(target, sim.device, arena=arena) as handle:
+        for k in itertools.count():
+            sim.fail(copy=k)
+            try:
+                target.use("B", x)
+            except TransferError:
+                for one in target.module("B").parameters():
+                    one.fill_(k + 0.5)
+                taken = [torch.zeros(500, device=sim.device) for _ in range(20)]
+                target.use("B", x)
+                assert all(bool((one == k + 0.5).all()) for one in target.module("B").parameters())
+                assert all(not one.any() for one in taken)
+                handle.release()
+            else:
+                break
+        assert k >= 1
+
+
+@pytest.mark.parametrize("arena", ["keep", "fit"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_c21_whichever_copy_home_of_a_changed_weight_fails_the_change_is_kept(sim, kind, arena):
     """I6, I7: a write-back that fails leaves the component whole on the device, with the new values."""
     target = build(kind, width=17)

@@ -255,6 +255,16 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_files(folder, monkeypatch):
     assert Path("demo.png").read_bytes() == b"old"
 
 
+def test_a_file_that_cannot_be_replaced_is_one_line_and_stays_as_it_was(folder, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    Path("demo.png").write_bytes(b"old")
+    monkeypatch.setattr("omni_components.report.files.os.replace", refuse)
+    assert "Permission denied" in refused("demo", "one", "--steps", "1")
+    assert Path("demo.png").read_bytes() == b"old"
+
+
 def test_a_weight_file_that_is_gone_is_not_blamed_on_out(folder, monkeypatch):
     monkeypatch.setattr("omni_components.demo.pipeline.WEIGHTS", folder / "gone")
     result = run("demo", "one")

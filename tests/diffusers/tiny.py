@@ -24,8 +24,11 @@ from diffusers import (
     WanPipeline,
     WanTransformer3DModel,
 )
+from diffusers.pipelines.stable_diffusion.safety_checker import StableDiffusionSafetyChecker
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
+    CLIPConfig,
+    CLIPImageProcessor,
     CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
@@ -127,7 +130,9 @@ def unet(context: int, **more: Any) -> UNet2DConditionModel:
 
 
 def ddim() -> DDIMScheduler:
-    return DDIMScheduler(beta_schedule="scaled_linear", clip_sample=False, set_alpha_to_one=False, steps_offset=1)
+    return DDIMScheduler(
+        beta_schedule="scaled_linear", clip_sample=False, set_alpha_to_one=False, steps_offset=1
+    )
 
 
 def wan() -> WanPipeline:
@@ -180,7 +185,9 @@ def stable_diffusion_3() -> StableDiffusion3Pipeline:
                 pos_embed_max_size=16,
             ).eval(),
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-            vae=vae(16, shift_factor=0.06, scaling_factor=1.5, use_quant_conv=False, use_post_quant_conv=False),
+            vae=vae(
+                16, shift_factor=0.06, scaling_factor=1.5, use_quant_conv=False, use_post_quant_conv=False
+            ),
             text_encoder=clip(CLIPTextModelWithProjection, width=128),
             tokenizer=tokenizer(begins=True),
             text_encoder_2=clip(CLIPTextModelWithProjection, width=128),
@@ -220,6 +227,20 @@ def stable_diffusion() -> StableDiffusionPipeline:
     """One CLIP encoder, a UNet, a VAE; no safety checker."""
     torch.manual_seed(4)
     return quiet(StableDiffusionPipeline(**_stable_diffusion_parts(), requires_safety_checker=False))
+
+
+def stable_diffusion_checked() -> StableDiffusionPipeline:
+    """The same with a safety checker, which diffusers excludes from offload."""
+    torch.manual_seed(6)
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = CLIPConfig(
+        text_config=shape, vision_config={**shape, "image_size": 16, "patch_size": 8}, projection_dim=32
+    )
+    size = {"height": 16, "width": 16}
+    parts = _stable_diffusion_parts()
+    parts["safety_checker"] = StableDiffusionSafetyChecker(config).eval()
+    parts["feature_extractor"] = CLIPImageProcessor(size={"shortest_edge": 16}, crop_size=size)
+    return quiet(StableDiffusionPipeline(**parts))
 
 
 def stable_diffusion_control_net() -> StableDiffusionControlNetPipeline:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from .blocks import read_page
+from .blocks import Page, read_page
 from .test_blocks_run import run
 
 FENCE = "`" * 3
 
 
-def page(folder: Path, text: str):  # noqa: ANN201
+def page(folder: Path, text: str) -> Page:
     path = folder / "page.md"
     path.write_text(text.replace("'''", FENCE), encoding="utf-8")
     return read_page(path)
@@ -58,5 +58,7 @@ def test_a_misspelt_remark_is_found(tmp_path: Path) -> None:
 
 
 def test_hidden_and_indented_blocks_are_seen(tmp_path: Path) -> None:
-    found = page(tmp_path, "<!--\n'''python\nx = 1\n'''\n-->\n!!! note\n    '''python\n    assert x\n    '''\n")
+    found = page(
+        tmp_path, "<!--\n'''python\nx = 1\n'''\n-->\n!!! note\n    '''python\n    assert x\n    '''\n"
+    )
     assert [(block.line, block.code) for block in found.blocks] == [(3, "x = 1\n"), (8, "assert x\n")]

@@ -20,7 +20,7 @@ FILES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in 
 
 # The house, from top to bottom: a file imports only what stands above it. A folder stands for its files, in
 # any order, where no line below names them one by one. Deviations from the design: docs/decisions.md.
-HOUSE = """
+_ROWS = """
 errors
 protocols
 policy
@@ -36,7 +36,8 @@ demo
 omni
 cli
 serve
-""".split()
+"""
+HOUSE = _ROWS.split()
 
 # Imports inside a function, run long after all files are there; each has its reason in the code.
 DEFERRED = {("attach/mixin", "attach/pipeline")}
@@ -45,13 +46,14 @@ TORCH_FREE = ("residency/ledger", "residency/scope")
 ONE_FILE_NAMES_ACCELERATORS = "transfer/device"
 ACCELERATORS = {"cuda", "xpu", "mps", "npu", "hip"}
 
-PUBLIC = """
+_PUBLIC = """
 AbsentComponentError BudgetError Component ComponentNotFoundError DeclarationError InvariantError Offload
 OffloadPolicy OffloadScope OmniComponentsError OmniOffloadMixin OwnershipError PolicyError ResidencyDeadlockError
 ResidencyEvent ResidencyLedger ResidencyTimeoutError ResidencyWarning Role ScopeError SplitModel
 SupportsComponentDiscovery SupportsOmniOffload TransferError UnknownComponentError UnsupportedTensorError
 declares_components offload
-""".split()
+"""
+PUBLIC = _PUBLIC.split()
 
 
 # --- imports --------------------------------------------------------------------------------------------
@@ -88,7 +90,9 @@ def test_a_second_file_that_names_an_accelerator(file: str) -> None:
 
 def test_the_order_itself_can_be_broken() -> None:
     """The test of imports must be able to fail."""
-    assert rank("components/tensors") < rank("transfer/mover") < rank("attach/pipeline") < rank("demo/pipeline")
+    assert (
+        rank("components/tensors") < rank("transfer/mover") < rank("attach/pipeline") < rank("demo/pipeline")
+    )
     assert "errors" in list(imports("policy"))
     assert set(imports("attach/pipeline")) >= {"attach/fleet", "residency/ledger", "components/discovery"}
 
@@ -118,7 +122,9 @@ def test_a_public_name_that_the_reference_lacks() -> None:
 
 def test_an_error_that_the_page_of_errors_lacks() -> None:
     text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
-    kinds = [one for one in vars(errors).values() if inspect.isclass(one) and one.__module__ == errors.__name__]
+    kinds = [
+        one for one in vars(errors).values() if inspect.isclass(one) and one.__module__ == errors.__name__
+    ]
     assert [kind.__name__ for kind in kinds if f"## {kind.__name__}" not in text] == []
 
 
@@ -128,12 +134,15 @@ def test_a_policy_field_that_its_page_lacks() -> None:
 
 
 def test_a_link_to_a_page_that_is_not_there() -> None:
-    broken = []
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
-        prose = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", prose):
-            if "://" not in target and not (page.parent / target).exists():
-                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    fences = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+    broken = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+        for target in re.findall(
+            r"\]\(([^)#\s]+)(?:#[^)]*)?\)", fences.sub("", page.read_text(encoding="utf-8"))
+        )
+        if "://" not in target and not (page.parent / target).exists()
+    ]
     assert broken == []
 
 
@@ -184,7 +193,5 @@ def imports(file: str) -> Iterator[str]:
         if not name.startswith("omni_components."):
             continue
         path = name.removeprefix("omni_components.").replace(".", "/")
-        found = next((one for one in (path, path.rpartition("/")[0]) if one in FILES), None)
-        package = next((f"{one}/__init__" for one in (path, path.rpartition("/")[0]) if f"{one}/__init__" in FILES), None)
-        if found or package:
-            yield found or package  # type: ignore[misc]
+        known = [path, f"{path}/__init__", path.rpartition("/")[0], f"{path.rpartition('/')[0]}/__init__"]
+        yield from [one for one in known if one in FILES][:1]

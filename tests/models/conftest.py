@@ -5,7 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ..helpers.fixtures import seeded, sim  # noqa: F401
+from tests.helpers.fixtures import seeded, sim
+
+__all__ = ["one_thread", "seeded", "sim"]
 
 
 @pytest.fixture(autouse=True, scope="package")

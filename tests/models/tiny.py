@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import string
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import CosmosActionConditi
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from omni_components.models.cosmos3 import Cosmos3SplitPipeline, Cosmos3SplitTransformer
+from omni_components.models.cosmos3 import Cosmos3SplitTransformer
 
 SPECIAL = ["<pad>", "<unk>", "<|im_start|>", "<|im_end|>", "<|vision_start|>"]
 VOCABULARY = [*SPECIAL, *string.printable]
@@ -24,7 +24,7 @@ CHAT = (
     "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
 )
 STEPS = 10
-SIZE = 32  # pixels
+SIZE = 64  # pixels
 
 # The two backbones that diffusers' class knows: Qwen3 and Nemotron, the latter with keys normed for the generator.
 BACKBONES: dict[str, dict[str, Any]] = {
@@ -48,7 +48,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return made
 
 
-def transformer(kind: type = Cosmos3OmniTransformer, *, width: int = 128, layers: int = 3, **more: Any) -> Any:
+def transformer(
+    kind: type = Cosmos3OmniTransformer, *, width: int = 128, layers: int = 3, **more: Any
+) -> Any:
     """A joint or a split transformer that makes pictures, sound and actions; no two norms alike."""
     settings: dict[str, Any] = {
         "hidden_size": width,
@@ -76,46 +78,59 @@ def transformer(kind: type = Cosmos3OmniTransformer, *, width: int = 128, layers
 
 
 def vae() -> AutoencoderKLWan:
-    return AutoencoderKLWan(base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1).eval()
-
-
-def sound_tokenizer() -> Cosmos3AVAEAudioTokenizer:
-    return Cosmos3AVAEAudioTokenizer(
-        sampling_rate=800,
-        vocoder_input_dim=8,
-        dec_dim=8,
-        dec_c_mults=(1, 2),
-        dec_strides=(4, 8),
-        enc_dim=8,
-        enc_num_blocks=1,
-        enc_latent_dim=16,
-        enc_c_mults=(1, 2),
-        enc_strides=(4, 8),
-        enc_n_fft=8,
-        enc_hop_length=4,
+    """Of Wan 2.2's kind, which Cosmos3 uses: 16 pixels a latent."""
+    return AutoencoderKLWan(
+        base_dim=4,
+        z_dim=16,
+        dim_mult=[1, 1, 1, 1],
+        num_res_blocks=1,
+        is_residual=True,
+        in_channels=12,
+        out_channels=12,
+        patch_size=2,
+        scale_factor_spatial=16,
     ).eval()
 
 
-def pipeline(kind: type = Cosmos3OmniPipeline, **more: Any) -> Any:
-    """A pipeline around a joint transformer; the class may split it."""
+def sound_tokenizer() -> Cosmos3AVAEAudioTokenizer:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # diffusers uses torch's old weight_norm
+        return Cosmos3AVAEAudioTokenizer(
+            sampling_rate=800,
+            vocoder_input_dim=8,
+            dec_dim=8,
+            dec_c_mults=(1, 2),
+            dec_strides=(4, 8),
+            enc_dim=8,
+            enc_num_blocks=1,
+            enc_latent_dim=16,
+            enc_c_mults=(1, 2),
+            enc_strides=(4, 8),
+            enc_n_fft=8,
+            enc_hop_length=4,
+        ).eval()
+
+
+def pipeline(kind: type = Cosmos3OmniPipeline, *, split: bool = False, **more: Any) -> Any:
+    """A pipeline; the same weights each time.
+
+    Args:
+        kind: Its class; ``Cosmos3SplitPipeline`` splits the transformer itself.
+        split: Its transformer is split.
+        **more: For the transformer's configuration.
+    """
     torch.manual_seed(1)
+    joint = transformer(**more)
     made = kind(
-        transformer=transformer(**more),
+        transformer=Cosmos3SplitTransformer.from_joint(joint) if split else joint,
         text_tokenizer=tokenizer(),
         vae=vae().requires_grad_(False),
-        scheduler=UniPCMultistepScheduler(use_flow_sigmas=True, flow_shift=3.0, prediction_type="flow_prediction"),
+        scheduler=UniPCMultistepScheduler(
+            use_flow_sigmas=True, flow_shift=3.0, prediction_type="flow_prediction"
+        ),
         sound_tokenizer=sound_tokenizer().requires_grad_(False),
         enable_safety_checker=False,
     )
-    made.set_progress_bar_config(disable=True)
-    return made
-
-
-def split_of(pipe: Any, kind: type = Cosmos3SplitPipeline) -> Any:
-    """A pipeline over copies of another's weights, with the transformer split."""
-    parts = {name: copy.deepcopy(one) for name, one in pipe.components.items()}
-    parts["transformer"] = Cosmos3SplitTransformer.from_joint(parts["transformer"])
-    made = kind(**parts, enable_safety_checker=False)
     made.set_progress_bar_config(disable=True)
     return made
 
@@ -154,7 +169,11 @@ def _clip(frames: int) -> torch.Tensor:
 
 
 def _action(mode: str, **more: Any) -> dict[str, Any]:
-    return {"action": CosmosActionCondition(mode=mode, chunk_size=4, domain_name="umi", resolution_tier=256, **more)}
+    return {
+        "action": CosmosActionCondition(
+            mode=mode, chunk_size=4, domain_name="umi", resolution_tier=256, **more
+        )
+    }
 
 
 _PIXELS = {"height": SIZE, "width": SIZE}
@@ -163,9 +182,19 @@ MODALITIES: dict[str, dict[str, Any]] = {
     "text-to-image": {**_PIXELS, "num_frames": 1},
     "text-to-video": {**_PIXELS, "num_frames": 5},
     "image-to-video": {**_PIXELS, "num_frames": 5, "image": noise(3, SIZE, SIZE)},
-    "video-to-video": {**_PIXELS, "num_frames": 9, "video": _clip(9), "condition_frame_indexes_vision": [0, 1]},
+    "video-to-video": {
+        **_PIXELS,
+        "num_frames": 9,
+        "video": _clip(9),
+        "condition_frame_indexes_vision": [0, 1],
+    },
     "text-to-video with sound": {**_PIXELS, "num_frames": 5, "enable_sound": True},
-    "image-to-video with sound": {**_PIXELS, "num_frames": 5, "image": noise(3, SIZE, SIZE), "enable_sound": True},
+    "image-to-video with sound": {
+        **_PIXELS,
+        "num_frames": 5,
+        "image": noise(3, SIZE, SIZE),
+        "enable_sound": True,
+    },
     "policy": _action("policy", image=noise(3, SIZE, SIZE)),
     "forward dynamics": _action("forward_dynamics", image=noise(3, SIZE, SIZE), raw_actions=noise(4, 10)),
     "inverse dynamics": _action("inverse_dynamics", video=_clip(5)),
@@ -198,3 +227,28 @@ def request(pipe: Any, modality: str = "text-to-image", **more: Any) -> Outputs:
     made = pipe(**settings)
     sound = made.sound.cpu() if made.sound is not None else None
     return Outputs(torch.as_tensor(made.video).cpu(), sound, made.action, steps)
+
+
+def call(
+    text: int = 12, grid: tuple[int, int, int] = (1, 4, 4), *, ids: torch.Tensor | None = None
+) -> dict[str, Any]:
+    """Arguments of one call of the transformer, in its order: so much text, and one picture of patches."""
+    generator = torch.Generator().manual_seed(5)
+    if ids is None:
+        ids = torch.randint(len(VOCABULARY), (text,), generator=generator)
+    text, tokens = len(ids), grid[0] * grid[1] * grid[2]
+    axes = torch.cartesian_prod(*(torch.arange(one) for one in grid)).T + torch.tensor([[text], [0], [0]])
+    pictures = torch.arange(text, text + tokens)
+    return {
+        "input_ids": ids,
+        "text_indexes": torch.arange(text),
+        "position_ids": torch.cat([torch.arange(text).expand(3, -1), axes], dim=1),
+        "und_len": text,
+        "sequence_length": text + tokens,
+        "vision_tokens": [torch.randn(1, 16, grid[0], 2 * grid[1], 2 * grid[2], generator=generator)],
+        "vision_token_shapes": [grid],
+        "vision_sequence_indexes": pictures,
+        "vision_mse_loss_indexes": pictures,
+        "vision_timesteps": torch.full((tokens,), 500.0),
+        "vision_noisy_frame_indexes": [torch.arange(grid[0])],
+    }

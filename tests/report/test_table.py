@@ -93,6 +93,22 @@ def test_plain_text_is_ascii_so_that_any_log_takes_it():
     assert str(report_of(ledger)).isascii()
 
 
+@pytest.mark.parametrize("where", ["notebook", "forced colours"])
+def test_plain_text_is_the_same_wherever_it_is_made(where, monkeypatch):
+    ledger = ledger_of({"A": 1, "B": 1})
+    use(ledger, *"ABAB")
+    expected = str(report_of(ledger))
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: where == "notebook")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert str(report_of(ledger)) == expected
+
+
+def test_a_report_in_a_debugger_is_one_short_line():
+    ledger = ledger_of({"A": 1, "B": 1})
+    use(ledger, *"AB" * 500)
+    assert repr(report_of(ledger, "cpu")) == "<ResidencyReport of 2 components on cpu, 2001 events>"
+
+
 def test_eighty_columns_are_enough_for_usual_names():
     sizes = {"text_encoder_2": 900 * 2**20, "transformer": 1000 * 2**20, "vae": 500 * 2**20}
     ledger = ledger_of(sizes, residents=["vae"])

@@ -55,7 +55,11 @@ class Rig:
         """I1 to I6 and I8 hold, with exactly these pins, and nobody moves or waits."""
         self.ledger.audit()
         assert self.mover.violations == []
-        assert {one.name: self.ledger.pins(one.name) for one in self.ledger.components if self.ledger.pins(one.name)} == pins
+        assert {
+            one.name: self.ledger.pins(one.name)
+            for one in self.ledger.components
+            if self.ledger.pins(one.name)
+        } == pins
         assert self.ledger._turns.moving is None
         assert self.ledger._turns.waiters == []
         assert not self.ledger._mutex.locked()

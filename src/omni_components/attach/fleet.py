@@ -227,10 +227,13 @@ class Fleet:
         for model in {id(found.split): found.split for found in fresh if found.split is not None}.values():
             names = {found.part: found.name for found in fresh if found.split is model and found.part}
             bind(model, self.ledger, names)
-            undo.callback(unbind, model)
+            # Its first weight may be in a part that is away: it must be told where it computes, as others are.
+            steps = [partial(unbind, model), announce(model, self.device)]
+            for step in steps:
+                undo.callback(step)
             for found in fresh:
                 if found.split is model:
-                    self.attached[found.name].undo.append(partial(unbind, model))
+                    self.attached[found.name].undo += steps
 
     def _hook(self, found: Found, module: nn.Module, later: Callable[[Callable[[], None]], None]) -> None:
         name = found.name

@@ -6,13 +6,14 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields as fields_of
 from types import TracebackType
 from typing import Any
 
 import torch
 
 from ..components.component import Component
-from ..components.discovery import Declaration, discover, loose_tensors
+from ..components.discovery import Declaration, discover, loose_tensors, unwrapped
 from ..components.recipes import follows_its_sequence, from_diffusers, is_diffusers_pipeline
 from ..errors import DeclarationError, PolicyError, ResidencyWarning, UnknownComponentError
 from ..policy import OffloadPolicy
@@ -58,6 +59,7 @@ def offload(
         OwnershipError: A module belongs to another ledger.
         TransferError: The residents do not fit on the device.
     """
+    target = unwrapped(target)
     wanted = OffloadPolicy.of(policy, fields)
     place = resolve_device(device)
     existing: Offload | None = vars(target).get(HANDLE)
@@ -66,7 +68,7 @@ def offload(
             return existing
         existing.disable()
     if _brings_its_own(target):
-        return _delegated(target, place, wanted)
+        return _delegated(target, place, wanted, ledger)
     return _enable(target, place, wanted, ledger)
 
 
@@ -256,11 +258,26 @@ def _warn_of_loose_tensors(declaration: Declaration) -> None:
 def _brings_its_own(target: Any) -> bool:
     if id(target) in _DELEGATING or not isinstance(target, SupportsOmniOffload):
         return False
-    return type(target).enable_omni_model_cpu_offload is not OmniOffloadMixin.enable_omni_model_cpu_offload
+    own = getattr(type(target), "enable_omni_model_cpu_offload", None)
+    return own is not OmniOffloadMixin.enable_omni_model_cpu_offload
 
 
-def _delegated(target: Any, device: torch.device, policy: OffloadPolicy) -> Offload:
+def _refuse_what_the_pair_cannot_take(target: Any, policy: OffloadPolicy, ledger: ResidencyLedger | None) -> None:
+    known = {"pin_memory", "offload_components"}
+    asked = {one.name: getattr(policy, one.name) for one in fields_of(policy) if one.name not in known}
+    if ledger is not None:
+        asked["ledger"] = ledger
+    for name, value in asked.items():
+        if value != getattr(OffloadPolicy(), name, None):
+            owner = type(target).__name__
+            raise PolicyError(name, value, f"{' or '.join(sorted(known))}: {owner} brings its own offload")
+
+
+def _delegated(
+    target: Any, device: torch.device, policy: OffloadPolicy, ledger: ResidencyLedger | None
+) -> Offload:
     """The target enables itself; if it does so through ``offload(self)``, that handle is the answer."""
+    _refuse_what_the_pair_cannot_take(target, policy, ledger)
     roles = {} if policy.offload_components is None else {"offload_components": policy.offload_components}
     _DELEGATING.add(id(target))
     try:

@@ -13,6 +13,7 @@ from .demo import demo
 from .one_line import PROGRAM, OneLineErrors
 
 app = typer.Typer(
+    name=PROGRAM,
     cls=OneLineErrors,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -372,7 +372,9 @@ def loose_tensors(found: Iterable[Found]) -> list[str]:
     for one in found:
         registered = {id(slot.tensor) for slot in one.area.slots()}
         for path, module in one.area.modules() if isinstance(one.area, Area) else ():
+            # torch's old weight_norm and spectral_norm compute it anew before each call, where the module is.
+            renewed = {getattr(hook, "name", None) for hook in module._forward_pre_hooks.values()}
             for name, value in vars(module).items():
-                if isinstance(value, torch.Tensor) and id(value) not in registered:
+                if isinstance(value, torch.Tensor) and id(value) not in registered and name not in renewed:
                     loose.append(f"{path}.{name}" if path else name)
     return loose

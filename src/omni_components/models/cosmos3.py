@@ -28,10 +28,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _signed(original: Callable[..., Any]) -> Callable[[_Function], _Function]:
-    """Give a function the signature of another, which diffusers inspects."""
+    """Give a function the signature of another: diffusers inspects it, and the types in it."""
 
     def sign(function: _Function) -> _Function:
         function.__wrapped__ = original  # type: ignore[attr-defined]
+        function.__annotations__ = original.__annotations__
         return function
 
     return sign

@@ -10,11 +10,11 @@ from ..components.component import Component
 from ..protocols import MoverFacts
 from ..residency.events import History, ResidencyEvent, Totals
 from ..residency.ledger import ResidencyLedger
-from .table import as_rich, as_text
-from .thrash import Thrash, find_thrash
 
 if TYPE_CHECKING:
     from rich.console import Group
+
+    from .thrash import Thrash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class ComponentRow:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ResidencyReport:
     """What moved, what it cost, and who was there when; prints as a table.
 
@@ -123,6 +123,8 @@ class ResidencyReport:
     @property
     def thrash(self) -> tuple[Thrash, ...]:
         """Rivals that took the device from each other again and again, as far back as the history goes."""
+        from .thrash import find_thrash  # imported here: a program that never asks need not wait for it
+
         return find_thrash(self.events)
 
     def to_dict(self) -> dict[str, Any]:
@@ -138,8 +140,15 @@ class ResidencyReport:
             "taken_at": self.taken_at,
         }
 
+    def __repr__(self) -> str:  # the dataclass's own would print the whole history
+        return f"<ResidencyReport of {len(self.rows)} components on {self.device}, {len(self.events)} events>"
+
     def __str__(self) -> str:
+        from .table import as_text  # imported here, as above
+
         return as_text(self)
 
     def __rich__(self) -> Group:
+        from .table import as_rich  # imported here, as above
+
         return as_rich(self)

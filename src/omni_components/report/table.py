@@ -32,7 +32,8 @@ def as_text(report: ResidencyReport) -> str:
     from rich.console import Console
 
     # Wide enough for any name: whoever prints this may not have a terminal at all.
-    console = Console(file=StringIO(), width=10_000, color_system=None, highlight=False, emoji=False)
+    # And in a notebook it is text all the same.
+    console = Console(file=StringIO(), width=10_000, color_system=None, force_jupyter=False)
     console.print(as_rich(report, ascii_only=True))
     assert isinstance(console.file, StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())

@@ -23,8 +23,8 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
 
 from ..components.component import Component
@@ -110,18 +110,7 @@ class ResidencyLedger:
             ScopeError: A scope is open on one of them; nothing was changed.
         """
         gone = [self._book[name] for name in names]
-        with self._turn(None, None):
-            pinned = next((entry.name for entry in gone if entry.scopes), None)
-            if pinned is not None:
-                raise ScopeError(
-                    pinned, "offload cannot be disabled while it is open.", "Leave the scope first."
-                )
-            for entry in gone:
-                self._switch.evict(entry, Cause.MANUAL)
-            with self._mutex:
-                self._book.strike(gone)
-                for entry in gone:
-                    self._switch.record(EventKind.DISABLE, entry.name, Cause.MANUAL)
+        self._in_turn(partial(self._strike, gone))
 
     @property
     def components(self) -> tuple[Component, ...]:
@@ -208,13 +197,15 @@ class ResidencyLedger:
             )
         if stack.scopes[-1] is not scope:
             self._refuse_out_of_order(scope, stack)
+        if scope.displaced:
+            stack.lost = True  # until it is restored, lest an interrupt hides that something is missing
         try:
             self._unpin(scope)
         except BaseException:
             self._unpin(scope)  # interrupted before it was done; a leaked pin would hold the device for ever
             raise
         finally:
-            if scope.displaced or stack.lost:
+            if stack.lost:
                 self._restore(stack, scope.cause)
 
     def scope_of_call(self, name: str, call: FrameType | None) -> OffloadScope | None:
@@ -243,8 +234,7 @@ class ResidencyLedger:
             raise ScopeError(
                 name, f"it cannot be loaded ahead inside the scope of its rival {outer[0].name!r}."
             )
-        with self._turn(entry, timeout):
-            self._switch.bring(entry, Cause.MANUAL)
+        self._in_turn(partial(self._switch.bring, entry, Cause.MANUAL), entry, timeout)
 
     def release(self, *, free_arena: bool = False) -> None:
         """Send every unpinned swappable component home (the end of a request). Idempotent.
@@ -252,25 +242,14 @@ class ResidencyLedger:
         Args:
             free_arena: Also give the device memory in which components take turns back to the system.
         """
-        with self._turn(None, None):
-            for entry in self._book.entries.values():
-                if not entry.component.resident and not entry.scopes:
-                    self._switch.evict(entry, Cause.RELEASE)
-            if free_arena:
-                self.mover.release_arena()
+        self._in_turn(partial(self._send_home, free_arena))
 
     def adopt(self) -> None:
         """Adopt now, not at the next switch, what others have put into the slots of components on the device.
 
         Every unpinned component goes home, which adopts; the residents come back.
         """
-        with self._turn(None, None):
-            free = [entry for entry in self._book.entries.values() if not entry.scopes]
-            for entry in free:
-                self._switch.evict(entry, Cause.MANUAL)
-            for entry in free:
-                if entry.component.resident:
-                    self._switch.bring(entry, Cause.MANUAL)
+        self._in_turn(self._cycle)
 
     def note_saved(self, name: str, nbytes: int, start: float) -> None:
         """Write down that a present component was copied home without leaving (the end of an edit).
@@ -305,11 +284,7 @@ class ResidencyLedger:
             InvariantError: The ledger is untrue.
         """
         self.check()
-        with self._turn(None, None):
-            entries = self._book.entries.items()
-            differences = self.mover.audit({name: entry.state is State.DEVICE for name, entry in entries})
-        if differences:
-            raise InvariantError("I5 truth", "; ".join(differences))
+        self._in_turn(self._compare)
 
     # --- taking turns -------------------------------------------------------------------------------------------
 
@@ -330,20 +305,22 @@ class ResidencyLedger:
     def _enter_in_turn(self, scope: OffloadScope, stack: ThreadStack) -> None:
         entry = self._book[scope.name]
         self._allow_nesting(entry, stack)
-        with self._turn(entry, scope.timeout, cause=scope.cause):
+
+        def act() -> None:
             scope.displaced = stack.lost or bool(self._displaced_by(entry, stack))
             self._switch.bring(entry, scope.cause)
             with self._mutex:  # before the turn ends, so that nobody evicts it in between
                 self._book.pin(scope, entry, stack)
                 self.mover.touch(scope.name)
 
+        self._in_turn(act, entry, scope.timeout, cause=scope.cause)
+
     def _restore(self, stack: ThreadStack, cause: Cause) -> None:
         """Bring back what the scopes still open in this thread need, before their bodies resume."""
         stack.lost = True  # until it is done: I2 knows that these bodies resume with an error
         for entry in self._book.needed(stack):
             if entry.state is not State.DEVICE:
-                with self._turn(entry, None, first=True, cause=cause):
-                    self._switch.bring(entry, cause)
+                self._in_turn(partial(self._switch.bring, entry, cause), entry, first=True, cause=cause)
         stack.lost = False
 
     def _restore_after(self, error: BaseException, stack: ThreadStack, cause: Cause) -> None:
@@ -354,11 +331,19 @@ class ResidencyLedger:
             if hasattr(error, "add_note"):
                 error.add_note(f"The enclosing scope's component could not be brought back: {second}")
 
-    @contextmanager
-    def _turn(
-        self, entry: Entry | None, timeout: float | None, *, first: bool = False, cause: Cause = Cause.MANUAL
-    ) -> Iterator[None]:
-        """Wait until nothing is in the way, then be the one thread that moves."""
+    def _in_turn(
+        self,
+        act: Callable[[], None],
+        entry: Entry | None = None,
+        timeout: float | None = None,
+        *,
+        first: bool = False,
+        cause: Cause = Cause.MANUAL,
+    ) -> None:
+        """Wait until nothing is in the way, then act as the one thread that moves.
+
+        Not a context manager: an interrupt at the first step of its ``__exit__`` would leave the turn taken.
+        """
         waiter = Waiter(self._mine(), entry)
         moving = self._turns.moving
         if moving is not None and moving.stack is waiter.stack:
@@ -369,7 +354,7 @@ class ResidencyLedger:
             with self._mutex:
                 self._wait(waiter, timeout, first, cause)
                 self._turns.moving = waiter
-            yield
+            act()
         finally:
             if self._turns.moving is waiter:
                 self._turns.moving = None  # before the mutex, whose wait an interrupt can end
@@ -380,15 +365,16 @@ class ResidencyLedger:
         self._reap()
         start = time.perf_counter()
         waiters = self._turns.waiters
-        waiters.insert(0 if first else len(waiters), waiter)
         try:
+            waiters.insert(0 if first else len(waiters), waiter)
             if self._turns.blocked(waiter):
                 self._sleep(waiter, timeout, start)
                 self._switch.record(EventKind.WAIT, waiter.name, cause, start)
             if waiter.entry is not None and self._book[waiter.name] is not waiter.entry:
                 raise ScopeError(waiter.name, "its component was replaced meanwhile.", "Ask for a new scope.")
         finally:
-            waiters.remove(waiter)
+            if waiter in waiters:
+                waiters.remove(waiter)
 
     def _sleep(self, waiter: Waiter, timeout: float | None, start: float) -> None:
         ring = self._turns.ring(waiter)
@@ -420,6 +406,40 @@ class ResidencyLedger:
             self._reap()
             mine = {scope.name for scope in stack.scopes}
             return [rival for rival in entry.rivals if rival.name in mine and rival.state is State.DEVICE]
+
+    # --- what is done in a turn ---------------------------------------------------------------------------------
+
+    def _strike(self, gone: Sequence[Entry]) -> None:
+        pinned = next((entry.name for entry in gone if entry.scopes), None)
+        if pinned is not None:
+            raise ScopeError(pinned, "offload cannot be disabled while it is open.", "Leave the scope first.")
+        for entry in gone:
+            self._switch.evict(entry, Cause.MANUAL)
+        with self._mutex:
+            self._book.strike(gone)
+            for entry in gone:
+                self._switch.record(EventKind.DISABLE, entry.name, Cause.MANUAL)
+
+    def _send_home(self, free_arena: bool) -> None:
+        for entry in self._book.entries.values():
+            if not entry.component.resident and not entry.scopes:
+                self._switch.evict(entry, Cause.RELEASE)
+        if free_arena:
+            self.mover.release_arena()
+
+    def _cycle(self) -> None:
+        free = [entry for entry in self._book.entries.values() if not entry.scopes]
+        for entry in free:
+            self._switch.evict(entry, Cause.MANUAL)
+        for entry in free:
+            if entry.component.resident:
+                self._switch.bring(entry, Cause.MANUAL)
+
+    def _compare(self) -> None:
+        entries = self._book.entries.items()
+        differences = self.mover.audit({name: entry.state is State.DEVICE for name, entry in entries})
+        if differences:
+            raise InvariantError("I5 truth", "; ".join(differences))
 
     # --- small things -------------------------------------------------------------------------------------------
 

@@ -55,7 +55,12 @@ class OffloadScope:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.owner.leave(self)
+        try:
+            self.owner.leave(self)
+        except BaseException as second:
+            if self.stack is not None and not isinstance(second, Exception):
+                self.owner.leave(self)  # interrupted before it began; the pin would stay for ever
+            raise
 
     def __repr__(self) -> str:
         state = "open" if self.stack is not None else "closed" if self.used else "new"

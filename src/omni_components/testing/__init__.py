@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from omni_components.testing.simulated import (
         AcceleratorStats,
+        FaultTrial,
         RaceReport,
         SimulatedAccelerator,
         SimulatedAcceleratorUnavailable,
+        every_fault,
         simulated_accelerator_available,
     )
 
 __all__ = [
     "AcceleratorStats",
+    "FaultTrial",
     "RaceReport",
     "SimulatedAccelerator",
     "SimulatedAcceleratorUnavailable",
+    "every_fault",
     "simulated_accelerator_available",
 ]
 

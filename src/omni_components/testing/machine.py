@@ -272,7 +272,9 @@ class ResidencyMachine(RuleBasedStateMachine):
     @rule(thread=_free, free_arena=st.booleans())
     def release(self, thread: str, free_arena: bool) -> None:
         """The end of a request."""
-        self._step(thread, self.model.release(thread), lambda: self.subject.ledger.release(free_arena=free_arena))
+        self._step(
+            thread, self.model.release(thread), lambda: self.subject.ledger.release(free_arena=free_arena)
+        )
 
     @precondition(some_inside)
     @rule(thread=_inside)
@@ -281,7 +283,9 @@ class ResidencyMachine(RuleBasedStateMachine):
         if thread in self.model.lost:
             return  # this body got an error instead
         for name in self.model.needed(thread):
-            self._same(self.crew.run(**{thread: lambda name=name: self.subject.compute(name)}), {thread: None})
+            self._same(
+                self.crew.run(**{thread: lambda name=name: self.subject.compute(name)}), {thread: None}
+            )
 
     # --- misuse -------------------------------------------------------------------------------------------
 
@@ -324,7 +328,9 @@ class ResidencyMachine(RuleBasedStateMachine):
     @rule(thread=_free, name=st.sampled_from(("nobody", "A")))
     def unknown(self, thread: str, name: str) -> None:
         """A name that nobody declared."""
-        self._step(thread, self.model.enter(thread, ModelScope(name)), lambda: self.subject.ledger.scope(name))
+        self._step(
+            thread, self.model.enter(thread, ModelScope(name)), lambda: self.subject.ledger.scope(name)
+        )
 
     # --- changes ------------------------------------------------------------------------------------------
 
@@ -470,4 +476,6 @@ class RecordingMachine(ResidencyMachine):
     def make_subject(self, data: st.DataObject) -> Subject:
         """Two or three exclusive sets."""
         declared = data.draw(component_sets(), label="declared")
-        return RecordingSubject(declared, OffloadPolicy(nesting=data.draw(st.sampled_from(("switch", "error")))))
+        return RecordingSubject(
+            declared, OffloadPolicy(nesting=data.draw(st.sampled_from(("switch", "error"))))
+        )

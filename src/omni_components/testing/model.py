@@ -216,7 +216,9 @@ class Model:
 
     # --- turns --------------------------------------------------------------------------------------------
 
-    def _turn(self, thread: str, name: str | None, timeout: float | None = None, *, first: bool = False) -> Steps:
+    def _turn(
+        self, thread: str, name: str | None, timeout: float | None = None, *, first: bool = False
+    ) -> Steps:
         waiter = Waiting(thread, name)
         self._queue.insert(0 if first else len(self._queue), waiter)
         try:

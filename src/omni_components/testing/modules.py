@@ -39,7 +39,9 @@ class TinyModule(nn.Module):
         if "view" in traits:
             self.register_buffer("row", self.layers[0].weight.detach()[0])
         if "transposed" in traits:
-            self.across = nn.Parameter(torch.rand((width, width + 1), generator=generator).t(), requires_grad=False)
+            self.across = nn.Parameter(
+                torch.rand((width, width + 1), generator=generator).t(), requires_grad=False
+            )
         if "half" in traits:
             self.scale = nn.Parameter(torch.rand(width, generator=generator).to(torch.bfloat16))
         if "counter" in traits:

@@ -16,21 +16,29 @@ if TYPE_CHECKING:
     from omni_components.testing.simulated import SimulatedAccelerator
 
 
-@pytest.fixture
-def simulated_accelerator() -> Iterator[SimulatedAccelerator]:
-    """A fresh `SimulatedAccelerator` without limits; the test fails if it leaves a race unexplained.
+def pytest_configure(config: pytest.Config) -> None:
+    """Declares the markers."""
+    config.addinivalue_line(
+        "markers", "max_device_memory(size): the capacity of `simulated_accelerator`, such as '64MiB'"
+    )
 
-    Set its limits with ``sim.capacity = "64MiB"``. Races that a test causes on purpose it takes with
+
+@pytest.fixture
+def simulated_accelerator(request: pytest.FixtureRequest) -> Iterator[SimulatedAccelerator]:
+    """A fresh `SimulatedAccelerator`; the test fails if it leaves a race unexplained.
+
+    It has no limits unless the test is marked ``@pytest.mark.max_device_memory("64MiB")`` or assigns
+    ``simulated_accelerator.capacity``. Races that a test causes on purpose it takes with
     ``sim.expect_races()``. Where no C++ compiler is, the test is skipped, or fails under ``CI``.
     """
     require_simulated_accelerator()
     from omni_components.testing.simulated import SimulatedAccelerator
 
-    with SimulatedAccelerator() as accelerator:
+    marker = request.node.get_closest_marker("max_device_memory")
+    with SimulatedAccelerator(marker.args[0] if marker else None) as accelerator:
         yield accelerator
-        races = accelerator.races
-    if races:
-        pytest.fail("\n".join(f"race: {race}" for race in races), pytrace=False)
+    if accelerator.races:
+        pytest.fail("\n".join(f"race: {race}" for race in accelerator.races), pytrace=False)
 
 
 def require_simulated_accelerator() -> None:

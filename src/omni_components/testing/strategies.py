@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hypothesis import strategies as st
 
@@ -33,6 +33,9 @@ class ComponentSet:
     def __repr__(self) -> str:
         sizes = " ".join(f"{one.name}:{one.bytes}" for one in self.components)
         return f"<{sizes}; {' '.join(sorted('-'.join(sorted(edge)) for edge in self.edges))}>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))  # Hypothesis would print every field of every component
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -67,7 +70,8 @@ def component_sets(draw: st.DrawFn, *, sets: int = 2, members: int = 3) -> Compo
     extra = [frozenset((one, other)) for one in names for other in names if one < other]
     edges |= set(draw(st.lists(st.sampled_from(extra), max_size=2)))
     components = [
-        Component(name=name, role=Role.DIT, bytes=draw(st.integers(1, 64)), tensors=1, model=name) for name in names
+        Component(name=name, role=Role.DIT, bytes=draw(st.integers(1, 64)), tensors=1, model=name)
+        for name in names
     ]
     if draw(st.booleans()):
         components.append(Component(name="resident", role=Role.RESIDENT, bytes=7, tensors=1, resident=True))

@@ -116,6 +116,8 @@ class PinBudget:
 
     def slab(self, nbytes: int, base: int) -> Slab:
         """New host memory of ``nbytes``, pinned if possible."""
+        if nbytes == 0:
+            return Slab(anonymous(0), base)  # a component of empty tensors: nothing to pin
         if self.registrar is not None:
             return self._registered(nbytes, base)
         if self.pool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from omni_components.testing.simulated.backend import BACKEND, extension
+from omni_components.testing.simulated.faults import FaultPoint
 from omni_components.testing.simulated.records import AcceleratorStats, RaceReport
 from omni_components.testing.simulated.sizes import parse_bytes, parse_speed
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 CopyOrder = str | Callable[[int], int]
 _UNLIMITED = -1
+_MOST_DEVICES = 4
+_NOT_OPEN = "this SimulatedAccelerator is not open: use it in a with block"
+_FAULT_POINTS: tuple[FaultPoint, ...] = ("copy", "allocation", "pin", "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,12 @@ class SimulatedAccelerator:
         self._capacity = _bytes_or_unlimited(capacity)
         self._pinned_capacity = _bytes_or_unlimited(pinned_capacity)
         self._poison = poison
+        if not 1 <= devices <= _MOST_DEVICES:
+            raise ValueError(f"devices must be from 1 to {_MOST_DEVICES}, not {devices}")
+        if latency < 0:
+            raise ValueError(f"latency cannot be negative: {latency}")
         self._devices = devices
-        self._copies = copies
+        self._copies = _checked_order(copies)
         self._speed = 0.0 if link is None else parse_speed(link)
         self._latency = latency
         self._first: int | None = None
@@ -76,7 +84,7 @@ class SimulatedAccelerator:
         self._first = self._extension.open(self._devices)
         self._final = None
         self._configure()
-        self.copies = self._copies
+        self._set_order()
         self._device_before = torch.accelerator.current_device_index()
         torch.accelerator.set_device_index(self._first)
         return self
@@ -126,18 +134,18 @@ class SimulatedAccelerator:
         if self._final is not None:
             return self._final.stats[0 if device is None else device.index - self._final_first]
         index = self._leader if device is None else device.index
-        return AcceleratorStats(**self._extension.stats(index))
+        return AcceleratorStats(**self._loaded.stats(index))
 
     def reset(self) -> None:
         """Sets counters, peak, races and faults back; what is allocated stays allocated."""
-        self._extension.reset(self._leader)
+        self._loaded.reset(self._leader)
 
     @property
     def races(self) -> list[RaceReport]:
         """The races found since the last reset."""
         if self._final is not None:
             return list(self._final.races)
-        return [RaceReport(**race) for race in self._extension.races(self._leader)]
+        return [RaceReport(**race) for race in self._loaded.races(self._leader)]
 
     @property
     def seconds(self) -> float:
@@ -146,18 +154,16 @@ class SimulatedAccelerator:
         Copies over the link take their bytes divided by its speed, plus the latency; each direction
         carries one copy at a time. Kernels take no time of their own: add it with `spend`.
         """
-        return (
-            self._final.seconds if self._final is not None else float(self._extension.seconds(self._leader))
-        )
+        return self._final.seconds if self._final is not None else float(self._loaded.seconds(self._leader))
 
     def spend(self, seconds: float, device: torch.device | None = None) -> None:
         """Keeps the current stream busy for a while in virtual time, as a kernel would."""
-        self._extension.spend(self._leader if device is None else device.index, seconds)
+        self._loaded.spend(self._leader if device is None else device.index, seconds)
 
     def expect_races(self) -> list[RaceReport]:
         """Returns the races found so far and forgets them: for tests that cause them on purpose."""
         races = self.races
-        self._extension.clear_races(self._leader)
+        self._loaded.clear_races(self._leader)
         return races
 
     def label(self, tensor: torch.Tensor, name: str) -> None:
@@ -165,7 +171,7 @@ class SimulatedAccelerator:
         if tensor.numel() == 0:
             return
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        self._extension.label(tensor.data_ptr(), (last + 1) * tensor.element_size(), name)
+        self._loaded.label(tensor.data_ptr(), (last + 1) * tensor.element_size(), name)
 
     def fail(
         self,
@@ -188,12 +194,41 @@ class SimulatedAccelerator:
             persistent: from then on every one fails, until `reset`.
             error: raise this exception type instead of the usual one.
         """
-        for point, after in (("copy", copy), ("allocation", allocation), ("pin", pin), ("step", step)):
-            if after is None:
-                continue
-            if after < 0:
-                raise ValueError(f"fail({point}={after}): the count starts at 0, the next one")
-            self._extension.set_fault(self._leader, point, after, persistent, error)
+        points: dict[FaultPoint, int | None] = {
+            "copy": copy,
+            "allocation": allocation,
+            "pin": pin,
+            "step": step,
+        }
+        for point, after in points.items():
+            if after is not None:
+                self.fail_at(point, after, persistent=persistent, error=error)
+
+    def fail_at(
+        self,
+        point: FaultPoint,
+        after: int,
+        *,
+        persistent: bool = False,
+        error: type[BaseException] | None = None,
+    ) -> None:
+        """`fail` for a point given by name.
+
+        Raises:
+            ValueError: `after` is negative.
+        """
+        if after < 0:
+            raise ValueError(f"a fault at {point} {after}: the count starts at 0, the next one")
+        self._loaded.set_fault(self._leader, point, after, persistent, error)
+
+    def heal(self) -> None:
+        """Takes all faults away; counters stay."""
+        for point in _FAULT_POINTS:
+            self._loaded.set_fault(self._leader, point, -1, False, None)
+
+    def fired(self, point: FaultPoint) -> bool:
+        """Whether the fault set last at this point has raised."""
+        return bool(self._loaded.fault_hits(self._leader, point))
 
     @property
     def copies(self) -> CopyOrder:
@@ -207,13 +242,16 @@ class SimulatedAccelerator:
 
     @copies.setter
     def copies(self, order: CopyOrder) -> None:
-        if callable(order):
-            self._extension.set_order(self._leader, "drawn", order)
-        elif order in ("lazy", "eager"):
-            self._extension.set_order(self._leader, order, None)
+        self._copies = _checked_order(order)
+        self._set_order()
+
+    def _set_order(self) -> None:
+        if self._first is None:
+            return  # takes effect when the block opens
+        if callable(self._copies):
+            self._extension.set_order(self._first, "drawn", self._copies)
         else:
-            raise ValueError(f"copies must be 'lazy', 'eager' or a callable, not {order!r}")
-        self._copies = order
+            self._extension.set_order(self._first, self._copies, None)
 
     def _configure(self) -> None:
         if self._first is None:
@@ -228,11 +266,23 @@ class SimulatedAccelerator:
         self._extension.configure(self._first, settings)
 
     @property
+    def _loaded(self) -> Any:
+        if self._first is None:
+            raise RuntimeError(_NOT_OPEN)
+        return self._extension
+
+    @property
     def _leader(self) -> int:
         if self._first is None:
-            raise RuntimeError("this SimulatedAccelerator is not open: use it in a with block")
+            raise RuntimeError(_NOT_OPEN)
         return self._first
 
 
 def _bytes_or_unlimited(size: int | str | None) -> int:
     return _UNLIMITED if size is None else parse_bytes(size)
+
+
+def _checked_order(order: CopyOrder) -> CopyOrder:
+    if callable(order) or order in ("lazy", "eager"):
+        return order
+    raise ValueError(f"copies must be 'lazy', 'eager' or a callable, not {order!r}")

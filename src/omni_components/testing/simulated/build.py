@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NAME = "omni_components_simulated"
 SOURCES = Path(__file__).parent / "csrc"
 # -O1 builds in half the time of -O2; the kernels are torch's own, ours only pass pointers around.
-FLAGS = ["-O1", "-g0", "-fvisibility=hidden"]
+FLAGS = ["-O1", "-g0", "-w", "-fvisibility=hidden"]
 
 
 def unavailable_reason() -> str | None:
@@ -141,7 +141,16 @@ def _compile(directory: Path) -> None:
                 keep_intermediates=True,
             )
         except Exception as error:
-            raise SimulatedAcceleratorUnavailable(f"its build in {directory} failed:\n{error}") from error
+            log = directory / "build.log"
+            log.write_text(str(error))
+            raise SimulatedAcceleratorUnavailable(
+                f"its build failed, see {log}: {_first_error(error)}"
+            ) from error
+
+
+def _first_error(error: Exception) -> str:
+    lines = str(error).splitlines() or [repr(error)]
+    return next((line for line in lines if " error: " in line), lines[-1])
 
 
 @contextlib.contextmanager

@@ -1,8 +1,7 @@
 // Copies between host and device, and within the device.
 #include "tensors.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <torch/library.h>
+#include <algorithm>
 
 namespace sim {
 namespace {
@@ -43,23 +42,40 @@ void copy_late(const at::Tensor& from, const at::Tensor& to, int slot) {
 }
 at::Tensor on_host(const at::Tensor& t) { return t.is_privateuseone() ? host_alias(t) : t; }
 
+// Between two devices the streams wait for each other on both sides, as CUDA's do.
+void join_devices(const at::Tensor& from, const at::Tensor& to, bool after) {
+  if (from.is_cpu() || to.is_cpu() || from.device() == to.device()) return;
+  int source = current_slot(from.device().index()), target = current_slot(to.device().index());
+  if (after) stream_waits(target, record_event(source));
+  else stream_waits(source, record_event(target));
+}
+// Pageable memory is staged: the host is busy until the copy is over, though it need not know it is.
+void keep_host_busy(int slot, bool blocking) {
+  auto& lead = leader_of(device_of(slot));
+  if (blocking) host_waits_for(slot);
+  else lead.host_time = std::max(lead.host_time, stream(slot).free_at);
+  ++device(device_of(slot)).n.host_waits;
+}
 void copy_now(const at::Tensor& from, const at::Tensor& to, int slot, bool blocking) {
   bool link = from.is_cpu() || to.is_cpu();
   auto bytes = static_cast<int64_t>(to.numel() * to.itemsize());
   {
     Lock lock;
+    join_devices(from, to, false);
     auto access = begin(slot, copy_name(from, to));
     touch_tensor(from, access, false);
     touch_tensor(to, access, true);
     if (link) spend_on_link(slot, bytes, to.is_privateuseone());
+    join_devices(from, to, true);
   }
-  at::AutoDispatchBelowADInplaceOrView below;
+  HostScope scope;
   on_host(to).copy_(on_host(from));
-  if (!link || !blocking) return;
+  if (!link) return;
   Lock lock;
-  host_waits_for(slot);
-  ++device(device_of(slot)).n.host_waits;
+  keep_host_busy(slot, blocking);
 }
+
+}  // namespace
 
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& to, bool non_blocking) {
   if (to.numel() == 0) return to;
@@ -92,18 +108,8 @@ at::Scalar item(const at::Tensor& t) {
     ++device(index).n.host_waits;
   }
   locate_races(index);
-  at::AutoDispatchBelowADInplaceOrView below;
+  HostScope scope;
   return host_alias(t).item();
 }
-}  // namespace
-
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  m.impl("_copy_from", &copy_from);
-  m.impl("_copy_from_and_resize", &copy_and_resize);
-  m.impl("_local_scalar_dense", &item);
-}
-// `copy_from` reads the conjugation and negation flags itself; torch's fallbacks would clone for ever.
-TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
-TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
 }  // namespace sim

@@ -56,6 +56,7 @@ int open_devices(int count) {
   for (int index = first; index < first + count; ++index) {
     start_fresh(index, first);
     devices[index].active = true;
+    restart_stream_pool(index);
   }
   return first;
 }

@@ -121,6 +121,7 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 }  // namespace
 
 int current_device() { return device_now; }
+void restart_stream_pool(int index) { next_side_stream[index] = 0; }
 int current_slot(int index) { return static_cast<int>(stream_now[index]) * kDevices + index; }
 
 }  // namespace sim

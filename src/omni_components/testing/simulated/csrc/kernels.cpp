@@ -1,14 +1,12 @@
 // Kernels: each runs the CPU's kernel on host aliases of the same memory. Views and in-place writes keep
 // their meaning, and results equal the CPU's bit for bit.
+#include "kernels.h"
+
 #include "random.h"
 #include "tensors.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/library.h>
 
 #include <unordered_map>
 
@@ -231,18 +229,6 @@ class Call {
   std::vector<Known> tensors_;
 };
 
-// Below autograd, autocast and Python's modes: those have had their turn on the device's tensors.
-class HostScope {
- public:
-  HostScope()
-      : exclude_(c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::Python,
-                                      c10::DispatchKey::PythonTLSSnapshot})) {}
-
- private:
-  at::AutoDispatchBelowADInplaceOrView below_;
-  c10::impl::ExcludeDispatchKeyGuard exclude_;
-};
-
 void run_on_host(const c10::OperatorHandle& seen, const c10::OperatorHandle& run, Stack* stack) {
   Call call(seen, stack);
   HostScope scope;
@@ -250,11 +236,13 @@ void run_on_host(const c10::OperatorHandle& seen, const c10::OperatorHandle& run
   run.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   call.finish(run.schema().returns().size());
 }
-void fallback(const c10::OperatorHandle& op, Stack* stack) { run_on_host(op, op, stack); }
+}  // namespace
+
+void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { run_on_host(op, op, stack); }
 
 // --- operators that choose by device type what the CPU would choose otherwise ------------------------
 
-c10::OperatorHandle find(const char* name) {
+static c10::OperatorHandle find(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
 }
 
@@ -276,7 +264,7 @@ void convolution_backward(const c10::OperatorHandle& op, Stack* stack) {
   call.finish(host.schema().returns().size());
 }
 
-int64_t choose_attention(
+static int64_t choose_attention(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::optional<at::Tensor>& mask, double dropout, bool causal, std::optional<double> scale,
     bool grouped) {
@@ -286,31 +274,6 @@ int64_t choose_attention(
   return at::_fused_sdp_choice(
       host_alias(query), host_alias(key), host_alias(value), host_mask, dropout, causal, scale, grouped);
 }
-
-}  // namespace
-
-// Every operator for which the CPU has a kernel of its own takes that kernel here too. Otherwise torch
-// would decompose some of them on this device only, and results would differ in the last bits.
-void register_host_kernels() {
-  constexpr auto key = c10::DispatchKey::PrivateUse1;
-  static auto& library = *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const auto& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::CPU)) {
-    if (name.getNamespace() != std::optional<c10::string_view>("aten")) continue;
-    auto op = dispatcher.findSchema(name);
-    if (!op || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) continue;
-    auto full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
-  }
-}
-
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  auto forward = torch::CppFunction::makeFromBoxedFunction<&convolution>();
-  auto backward = torch::CppFunction::makeFromBoxedFunction<&convolution_backward>();
-  m.impl("convolution_overrideable", std::move(forward));
-  m.impl("convolution_backward_overrideable", std::move(backward));
-}
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 
 }  // namespace sim
 

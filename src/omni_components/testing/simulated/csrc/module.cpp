@@ -81,20 +81,21 @@ py::list races(int index) {
   return list;
 }
 
-// Puts a fault in place; the exception type is kept alive for as long as the fault may raise it.
-void set_fault(int leader, const std::string& point, int64_t after, bool persistent, PyObject* error) {
+FaultPoint point_named(const std::string& name) {
   static const std::map<std::string, FaultPoint> points{
       {"copy", kCopyFault}, {"allocation", kAllocationFault}, {"pin", kPinFault}, {"step", kStepFault}};
-  auto which = points.at(point);
+  return points.at(name);
+}
+// Puts a fault in place; the exception type is kept alive for as long as the fault may raise it.
+void set_fault(int leader, const std::string& point, int64_t after, bool persistent, PyObject* error) {
+  auto which = point_named(point);
   Py_XINCREF(error);  // Never given back: an exception type lives as long as its module anyway.
   Lock lock;
   device(leader).faults[which] = {after, persistent, error};
 }
-int64_t fault_hits(int leader) {
+int64_t fault_hits(int leader, const std::string& point) {
   Lock lock;
-  int64_t hits = 0;
-  for (const auto& fault : device(leader).faults) hits += fault.hits;
-  return hits;
+  return device(leader).faults[point_named(point)].hits;
 }
 
 void set_order(int leader, const std::string& order, PyObject* chooser) {

@@ -153,6 +153,7 @@ int device_of(int slot);
 std::string stream_name(int slot);
 int current_device();
 int current_slot(int device_index);
+void restart_stream_pool(int device_index);  // so that stream names are the same in every run
 Stream& stream(int slot);
 Clock& host_clock();
 

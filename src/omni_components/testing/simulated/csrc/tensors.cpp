@@ -5,8 +5,7 @@
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
 #include <ATen/ops/as_strided_cpu_dispatch.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/library.h>
+#include <c10/core/DeviceGuard.h>
 
 namespace sim {
 
@@ -62,19 +61,7 @@ void touch_tensor(const at::Tensor& t, const Access& by, bool write) {
   touch(extent.memory, extent.bytes, by, write);
 }
 
-const at::Tensor& resize(const at::Tensor& t, at::IntArrayRef size, std::optional<at::MemoryFormat> format) {
-  t.unsafeGetTensorImpl()->set_sizes_contiguous(size);
-  if (format.has_value() && *format != at::MemoryFormat::Preserve)
-    t.unsafeGetTensorImpl()->empty_tensor_restride(*format);
-  size_t needed = static_cast<size_t>(t.storage_offset() + t.numel()) * t.itemsize();
-  auto* storage = t.storage().unsafeGetStorageImpl();
-  if (storage->nbytes() < needed) resize_storage(storage, needed);
-  return t;
-}
-
 namespace {
-
-using Sizes = at::IntArrayRef;
 
 int index_of(std::optional<at::Device> device) {
   return device.has_value() && device->has_index() ? device->index() : current_device();
@@ -89,6 +76,8 @@ class OnDevice {
   c10::DeviceGuard guard_;
 };
 constexpr c10::DispatchKeySet kDeviceKeys(c10::DispatchKey::PrivateUse1);
+
+}  // namespace
 
 at::Tensor empty(
     Sizes size, std::optional<at::ScalarType> type, std::optional<at::Layout>,
@@ -137,22 +126,15 @@ at::Tensor view(const at::Tensor& t, c10::SymIntArrayRef size) {
       "dimension spans across two contiguous subspaces). Use .reshape(...) instead.");
   return as_strided(t, inferred, *stride, t.storage_offset());
 }
-void record(at::Tensor& t, c10::Stream stream) { record_stream(t.storage().data(), stream); }
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  m.impl("empty.memory_format", &empty);
-  m.impl("empty_strided", &empty_strided);
-  // Without these the fallback would set a device storage on a host alias.
-  m.impl("set_.source_Storage_storage_offset", &set_storage);
-  m.impl("set_.source_Storage", &set_whole_storage);
-  m.impl("set_.source_Tensor", &set_to_tensor);
-  m.impl("set_", &set_to_nothing);
-  m.impl("as_strided", &as_strided);
-  m.impl("view", &view);
-  m.impl("resize_", &resize);
-  m.impl("record_stream", &record);
+const at::Tensor& resize(const at::Tensor& t, Sizes size, std::optional<at::MemoryFormat> format) {
+  t.unsafeGetTensorImpl()->set_sizes_contiguous(size);
+  if (format.has_value() && *format != at::MemoryFormat::Preserve)
+    t.unsafeGetTensorImpl()->empty_tensor_restride(*format);
+  size_t needed = static_cast<size_t>(t.storage_offset() + t.numel()) * t.itemsize();
+  auto* storage = t.storage().unsafeGetStorageImpl();
+  if (storage->nbytes() < needed) resize_storage(storage, needed);
+  return t;
 }
+void record(at::Tensor& t, c10::Stream stream) { record_stream(t.storage().data(), stream); }
 
 }  // namespace sim

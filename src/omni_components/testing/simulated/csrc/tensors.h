@@ -3,7 +3,9 @@
 
 #include "state.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 namespace sim {
 
@@ -21,7 +23,42 @@ struct Extent {
   size_t bytes;
 };
 Extent extent_of(const at::Tensor& tensor);
-const at::Tensor& resize(const at::Tensor& t, at::IntArrayRef size, std::optional<at::MemoryFormat> format);
 void touch_tensor(const at::Tensor& tensor, const Access& by, bool write);
+
+// While host aliases are worked on: autograd, autocast and Python's modes have had their turn already, on
+// the device's tensors.
+class HostScope {
+ public:
+  HostScope()
+      : exclude_(c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::Python,
+                                      c10::DispatchKey::PythonTLSSnapshot})) {}
+
+ private:
+  at::AutoDispatchBelowADInplaceOrView below_;
+  c10::impl::ExcludeDispatchKeyGuard exclude_;
+};
+
+// --- operators with code of their own; registration.cpp names them ---------------------------------
+
+using Sizes = at::IntArrayRef;
+
+at::Tensor empty(
+    Sizes size, std::optional<at::ScalarType> type, std::optional<at::Layout> layout,
+    std::optional<at::Device> device, std::optional<bool> pin, std::optional<at::MemoryFormat> format);
+at::Tensor empty_strided(
+    Sizes size, Sizes stride, std::optional<at::ScalarType> type, std::optional<at::Layout> layout,
+    std::optional<at::Device> device, std::optional<bool> pin);
+at::Tensor& set_storage(at::Tensor& t, at::Storage storage, int64_t offset, Sizes size, Sizes stride);
+at::Tensor& set_whole_storage(at::Tensor& t, at::Storage storage);
+at::Tensor& set_to_tensor(at::Tensor& t, const at::Tensor& other);
+at::Tensor& set_to_nothing(at::Tensor& t);
+at::Tensor as_strided(const at::Tensor& t, Sizes size, Sizes stride, std::optional<int64_t> offset);
+at::Tensor view(const at::Tensor& t, c10::SymIntArrayRef size);
+const at::Tensor& resize(const at::Tensor& t, Sizes size, std::optional<at::MemoryFormat> format);
+void record(at::Tensor& t, c10::Stream stream);
+
+at::Tensor copy_from(const at::Tensor& source, const at::Tensor& to, bool non_blocking);
+at::Tensor copy_and_resize(const at::Tensor& from, const at::Tensor& to);
+at::Scalar item(const at::Tensor& t);
 
 }  // namespace sim

@@ -1,0 +1,1 @@
+"""What the package costs, measured beside its peers on the simulated device."""
