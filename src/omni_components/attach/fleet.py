@@ -170,9 +170,9 @@ class Fleet:
                 owners.setdefault((id(slot.module), slot.name), set()).add(id(found))
         runs: dict[int, list[list[Extent]]] = {id(found): [] for found in fresh}
         shared: list[list[Extent]] = []
-        for run in overlapping(extents(slot for found in fresh for slot in found.area.slots())):
-            slots = [slot for one in run for slot in one.slots]
-            holders = {holder for slot in slots for holder in owners[id(slot.module), slot.name]}
+        found_runs = list(overlapping(extents(slot for found in fresh for slot in found.area.slots())))
+        for run, keys in zip(found_runs, _together([_keys(run) for run in found_runs]), strict=True):
+            holders = {holder for key in keys for holder in owners[key]}
             (runs[holders.pop()] if len(holders) == 1 else shared).append(run)
         if shared:
             fresh.append(self._shared(fresh, shared))
@@ -329,12 +329,25 @@ def _slots(found: Found) -> list[Slot]:
     return slots
 
 
+def _keys(run: list[Extent]) -> set[tuple[int, str]]:
+    return {(id(slot.module), slot.name) for one in run for slot in one.slots}
+
+
+def _together(keys: list[set[tuple[int, str]]]) -> list[set[tuple[int, str]]]:
+    """Per run of bytes, the slots that move with it: a wrapper's inner tensors lie in several, and stay together."""
+    heads: dict[tuple[int, str], set[tuple[int, str]]] = {}
+    for one in keys:
+        joined = set(one).union(*(heads[key] for key in one if key in heads))
+        heads |= dict.fromkeys(joined, joined)
+    return [heads[next(iter(one))] for one in keys]
+
+
 def _record(found: Found, cargo: Cargo) -> Component:
     return Component(
         name=found.name,
         role=found.role,
         bytes=sum(align(group.nbytes) for group in cargo.groups),
-        tensors=sum(1 for _ in cargo.members()),
+        tensors=cargo.tensors,
         resident=found.resident,
         model=found.model,
         exclusive=found.exclusive,

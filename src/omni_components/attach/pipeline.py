@@ -28,6 +28,16 @@ from .fleet import Fleet, fleet_of
 from .mixin import HANDLE, OmniOffloadMixin
 
 _DELEGATING: set[int] = set()
+_LEDGER_FIELDS = (  # of a policy; the others are about the target's own components
+    "pin_memory",
+    "pinned_limit",
+    "nesting",
+    "exclusive_encoders",
+    "arena",
+    "device_memory",
+    "timeout",
+    "history",
+)
 
 
 def offload(
@@ -85,6 +95,7 @@ class Offload:
         self._target = target
         self._fleet = fleet
         self._names: dict[str, str] = {}
+        self._modules: list[torch.nn.Module] = []
         self._undo = ExitStack()
         self.execution_device = device
         self.policy = policy
@@ -173,7 +184,15 @@ class Offload:
             self._undo.close()
             vars(self._target).pop(HANDLE, None)
         if to is not None:
-            self._target.to(torch.device(to))
+            self._move(torch.device(to))
+
+    def _move(self, device: torch.device) -> None:
+        movable = [self._target] if callable(getattr(self._target, "to", None)) else self._modules
+        if not movable:
+            owner = type(self._target).__name__
+            raise DeclarationError(owner, "has no method 'to', and no module that is known.", "Move it yourself.")
+        for one in movable:
+            one.to(device)
 
     def serves(self, device: torch.device, policy: OffloadPolicy, ledger: ResidencyLedger | None) -> bool:
         """Whether it already is what a second ``offload()`` asks for."""
@@ -223,6 +242,8 @@ def _enable(
     fleet = _fleet(declaration, device, policy, ledger)
     handle = Offload(target, device, policy, fleet)
     handle._names = fleet.take_on(declaration)
+    handle._modules = [module for found in declaration.found for _, module in found.called]
+    handle._modules += [found.split for found in declaration.found if found.split is not None]
     handle.enabled = True
     if is_diffusers_pipeline(target):
         handle._undo.callback(adapt(target, fleet.ledger))
@@ -239,6 +260,10 @@ def _fleet(
     fleet = fleet_of(ledger)
     if fleet.device != device:
         raise PolicyError("device", str(device), f"{fleet.device}, the device of the shared ledger")
+    for name in _LEDGER_FIELDS:
+        asked, theirs = getattr(policy, name), getattr(fleet.policy, name)
+        if asked not in (theirs, getattr(OffloadPolicy(), name)):
+            raise PolicyError(name, asked, f"{theirs!r}, which the shared ledger keeps")
     return fleet
 
 

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..errors import UnsupportedTensorError
+from .wrappers import cannot_be_rebuilt, is_elsewhere, is_wrapper, leaves
 
 ALIGNMENT = 256  # bytes; what CUDA's allocator gives a fresh tensor, and kernels count on
 
@@ -70,7 +71,7 @@ class Member:
     """One tensor of a group.
 
     Attributes:
-        slots: Where it is registered.
+        slots: Where it is registered; nowhere by itself, if it is only an inner tensor of a wrapper.
         host: The object registered while the component is on the host.
         device: The object registered while it is on the device; ``host`` itself where ``.data =`` crosses.
         dtype: Its element type; the objects of the two sides may lag behind until they are bound.
@@ -78,6 +79,7 @@ class Member:
         home: The view of the master; ``home_address`` is where it starts.
         away: The view of the device memory, ``None`` while there is none; likewise.
         version: The version counter when it was bound; a write moves it.
+        inner: Its path, for an inner tensor of a wrapper.
     """
 
     slots: list[Slot]
@@ -90,11 +92,12 @@ class Member:
     version: int = 0
     home_address: int = -1
     away_address: int = -1
+    inner: str = ""
 
     @property
     def path(self) -> str:
         """Its first name."""
-        return self.slots[0].path
+        return self.slots[0].path if self.slots else self.inner
 
     def view(self, raw: torch.Tensor) -> torch.Tensor:
         """This member's view of a group's bytes, whichever side they are on."""
@@ -229,33 +232,48 @@ def twin(original: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
 
 
 def refuse_unmovable(component: str, slot: Slot) -> None:
-    """Raise for a tensor that has no bytes of its own to move.
+    """Raise for a tensor that has no bytes of its own to move, nor of inner tensors.
 
     Raises:
         UnsupportedTensorError: It names the tensor, the reason and what to do.
     """
     tensor: Any = slot.tensor
+    if not is_wrapper(tensor):
+        _refuse_unmovable(component, slot.path, tensor)
+        return
+    reason = is_elsewhere(tensor)
+    if reason is None:
+        for path, leaf in leaves(tensor, slot.path):
+            _refuse_unmovable(component, path, leaf)
+        reason = cannot_be_rebuilt(tensor)
+    if reason is not None:
+        raise UnsupportedTensorError(component, slot.path, reason, _AS_RESIDENT)
+
+
+_AS_RESIDENT = "Declare the component as resident."
+
+
+def _refuse_unmovable(component: str, path: str, tensor: Any) -> None:
+    kind = type(tensor).__name__
     if isinstance(tensor, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
         raise UnsupportedTensorError(
-            component, slot.path, "is not initialised", "Run the module once before enabling."
+            component, path, "is not initialised", "Run the module once before enabling."
         )
-    if torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor) or _is_wrapper(tensor):
-        kind = type(tensor).__name__
-        raise UnsupportedTensorError(
-            component, slot.path, f"is a {kind}", "Declare the component as resident."
-        )
+    if not isinstance(tensor, torch.Tensor):
+        raise UnsupportedTensorError(component, path, f"is a {kind}, not a tensor", _AS_RESIDENT)
+    if type(tensor).__torch_dispatch__ not in (torch.Tensor.__torch_dispatch__, nn.Parameter.__torch_dispatch__):
+        reason = f"is a {kind}, which does not say where its bytes are (no __tensor_flatten__)"
+        raise UnsupportedTensorError(component, path, reason, _AS_RESIDENT)
+    if type(tensor).__module__.partition(".")[0] == "bitsandbytes":
+        reason = f"is a {kind}, whose quantisation state lies outside of it"
+        raise UnsupportedTensorError(component, path, reason, _AS_RESIDENT)
     if tensor.is_meta:
         raise UnsupportedTensorError(
-            component, slot.path, "is on the meta device", "Load the weights before enabling."
+            component, path, "is on the meta device", "Load the weights before enabling."
         )
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         reason = f"is not a plain strided tensor ({tensor.layout})"
-        raise UnsupportedTensorError(component, slot.path, reason, "Declare the component as resident.")
-
-
-def _is_wrapper(tensor: torch.Tensor) -> bool:
-    has_dispatch = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-    return has_dispatch and type(tensor) is not nn.Parameter
+        raise UnsupportedTensorError(component, path, reason, _AS_RESIDENT)
 
 
 # --- grouping -------------------------------------------------------------------------------------------
@@ -263,30 +281,31 @@ def _is_wrapper(tensor: torch.Tensor) -> bool:
 
 @dataclass(slots=True)
 class Extent:
-    """The bytes ``[low, high)`` of a storage that one tensor covers."""
+    """The bytes ``[low, high)`` of a storage that one tensor covers; its slots hold it, or a wrapper around it."""
 
     storage: tuple[str, int]
     low: int
     high: int
     tensor: torch.Tensor
     slots: list[Slot]
+    path: str
 
 
 def extents(slots: Iterable[Slot]) -> list[Extent]:
-    """One extent per distinct tensor, with all its slots, sorted by place in memory."""
+    """One extent per distinct tensor, with all its slots, sorted by place in memory; wrappers by their leaves."""
     found: dict[int, Extent] = {}
     for slot in slots:
-        tensor = slot.tensor
-        if tensor is None:
+        if slot.tensor is None:
             continue
-        if id(tensor) in found:
-            found[id(tensor)].slots.append(slot)
-        else:
-            found[id(tensor)] = _extent(tensor, slot)
+        for path, tensor in leaves(slot.tensor, slot.path):
+            if id(tensor) in found:
+                found[id(tensor)].slots.append(slot)
+            else:
+                found[id(tensor)] = _extent(tensor, slot, path)
     return sorted(found.values(), key=lambda one: (one.storage, one.low))
 
 
-def _extent(tensor: torch.Tensor, slot: Slot) -> Extent:
+def _extent(tensor: torch.Tensor, slot: Slot, path: str) -> Extent:
     storage = tensor.untyped_storage()
     size = tensor.element_size()
     low = int(tensor.storage_offset()) * size
@@ -294,7 +313,7 @@ def _extent(tensor: torch.Tensor, slot: Slot) -> Extent:
     high = low + (reach + 1) * size if tensor.numel() else low
     # An empty tensor has no address: it is alone in its group.
     place = storage.data_ptr() if storage.nbytes() else -id(tensor)
-    return Extent((str(tensor.device), place), low, high, tensor, [slot])
+    return Extent((str(tensor.device), place), low, high, tensor, [slot], path)
 
 
 def overlapping(found: Iterable[Extent]) -> Iterator[list[Extent]]:
@@ -328,8 +347,11 @@ def make_group(
         tensor = one.tensor
         offset = int(tensor.storage_offset()) - low // tensor.element_size()
         geometry = (tuple(tensor.shape), tuple(tensor.stride()), offset)
-        host, device = _objects(tensor, crosses, (partners or {}).get(id(tensor)))
-        member = Member(one.slots, host, device, tensor.dtype, geometry, home=tensor.detach())
+        slots = [slot for slot in one.slots if slot.tensor is tensor]
+        # A wrapper's device is fixed when it is made: its inner tensors never cross.
+        alone = len(slots) == len(one.slots)
+        host, device = _objects(tensor, crosses and alone, (partners or {}).get(id(tensor)))
+        member = Member(slots, host, device, tensor.dtype, geometry, home=tensor.detach(), inner=one.path)
         if tensor.device.type != "cpu":
             member.away, member.away_address = member.home, tensor.data_ptr()
             member.version = 0 if tensor.is_inference() else tensor._version

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from diffusers.hooks.sea_cache import SeaCacheConfig
+from diffusers.models.modeling_utils import ModelMixin
 from diffusers.models.transformers.transformer_cosmos3 import Cosmos3AttnProcessor, Cosmos3OmniTransformer
 from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import Cosmos3OmniPipeline
 from torch import Tensor
@@ -23,6 +24,9 @@ from ..errors import DeclarationError
 from ..residency.scope import OffloadScope
 from .cosmos3_layer import draw, read
 from .prompts import Inputs, PromptMemories, PromptMemory, Sighting
+
+# Where diffusers loads a saved pipeline, it looks for the base of a component's class in that class's module.
+__all__ = ["Cosmos3SplitPipeline", "Cosmos3SplitTransformer", "ModelMixin"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -377,11 +377,12 @@ class ResidencyLedger:
                 waiters.remove(waiter)
 
     def _sleep(self, waiter: Waiter, timeout: float | None, start: float) -> None:
-        ring = self._turns.ring(waiter)
-        if ring:
-            raise ResidencyDeadlockError(waiter.name, ring)
         self._changed.notify_all()  # what the others wait for may have changed by this one
         while self._turns.blocked(waiter):
+            # Each time: a thread that runs may close a ring around others, by what it brings back or sends home.
+            ring = self._turns.ring(waiter)
+            if ring:
+                raise ResidencyDeadlockError(waiter.name, ring)
             left = _LOOK if timeout is None else start + timeout - time.perf_counter()
             if left <= 0:
                 raise ResidencyTimeoutError(waiter.name, timeout or 0.0, self._turns.holders(waiter))

@@ -3,7 +3,7 @@
 All of it runs under the ledger's mutex. A waiter is blocked by threads, for one of three reasons:
 
 * another thread is moving bytes that concern it (it never waits, so this always ends);
-* another thread has a scope open on a rival that is on the device;
+* another thread has a scope open on a rival that is on the device, and no scope inside it displaces that one;
 * an earlier waiter wants a rival: its turn comes first, unless it waits, directly or not, for this thread.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .book import Entry, State
+from .scope import OffloadScope
 from .threads import ThreadStack
 
 
@@ -54,6 +55,7 @@ class Turns:
     def ring(self, waiter: Waiter) -> list[str]:
         """A ring of threads that wait for each other's open scopes, in words; empty if there is none."""
         paths = [[waiter]]
+        seen = [waiter]
         while paths:
             path = paths.pop()
             for stack in self._hard(path[-1]):
@@ -62,7 +64,8 @@ class Turns:
                         waiter.stack.name
                     ]
                 follower = self._waiter_of(stack)
-                if follower is not None and follower not in path:
+                if follower is not None and follower not in seen:
+                    seen.append(follower)
                     paths.append([*path, follower])
         return []
 
@@ -83,8 +86,9 @@ class Turns:
             if rival.state is State.HOST:
                 continue  # suspended by its own thread: it has no place to give
             for scope in rival.scopes:
-                if scope.stack is not None and scope.stack is not waiter.stack:
-                    yield scope.stack
+                stack = scope.stack
+                if stack is not None and stack is not waiter.stack and not _displaced(scope, stack, rival):
+                    yield stack
 
     def _ahead(self, waiter: Waiter) -> Iterator[Waiter]:
         """Earlier waiters whose turn comes first."""
@@ -113,6 +117,12 @@ class Turns:
 
     def _waiter_of(self, stack: ThreadStack) -> Waiter | None:
         return next((waiter for waiter in self.waiters if waiter.stack is stack), None)
+
+
+def _displaced(scope: OffloadScope, stack: ThreadStack, entry: Entry) -> bool:
+    """Whether a scope inside it has taken its place: a sharer may have brought it back, but it needs none now."""
+    inside = {one.name for one in stack.scopes[stack.scopes.index(scope) + 1 :]}
+    return any(rival.name in inside for rival in entry.rivals)
 
 
 def _concerns(moving: Waiter, entry: Entry | None) -> bool:

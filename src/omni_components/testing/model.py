@@ -122,7 +122,7 @@ class Model:
             moved = False
             for other in list(self._running):
                 waiter = next(one for one in self._queue if one.thread == other)
-                if not self._blocked(waiter):
+                if not self._blocked(waiter) or self._in_ring(waiter):
                     self._advance(other, self._running.pop(other))
                     moved = True
                     break
@@ -222,12 +222,11 @@ class Model:
         waiter = Waiting(thread, name)
         self._queue.insert(0 if first else len(self._queue), waiter)
         try:
-            if self._blocked(waiter):
-                if self._waits_for(waiter, thread, soft=False):
+            while self._blocked(waiter):
+                if self._in_ring(waiter):
                     raise Refused(ResidencyDeadlockError)
                 if timeout is not None:
                     raise Refused(ResidencyTimeoutError)
-            while self._blocked(waiter):
                 yield
             if name is not None:
                 self._place(name)  # it may have been retired meanwhile
@@ -239,13 +238,15 @@ class Model:
             return True
         return any(not self._waits_for(other, waiter.thread, soft=True) for other in self._ahead(waiter))
 
+    def _in_ring(self, waiter: Waiting) -> bool:
+        return self._waits_for(waiter, waiter.thread, soft=False)
+
     def _holders(self, waiter: Waiting) -> set[str]:
-        """Other threads inside scopes of rivals that are on the device."""
+        """Other threads that need a rival which is on the device."""
         if waiter.name not in self.places or self.places[waiter.name].present:
             return set()
-        rivals = [self.places[rival] for rival in self._rivals(waiter.name)]
-        threads = {scope.thread for rival in rivals if rival.present for scope in rival.scopes}
-        return {thread for thread in threads if thread not in (None, waiter.thread)}  # type: ignore[misc]
+        rivals = {rival for rival in self._rivals(waiter.name) if self.places[rival].present}
+        return {one for one in self.stacks if one != waiter.thread and rivals & set(self.needed(one))}
 
     def _ahead(self, waiter: Waiting) -> list[Waiting]:
         """Earlier waiters that want a rival."""

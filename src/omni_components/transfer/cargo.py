@@ -19,6 +19,7 @@ from ..components.tensors import (
     own_storage,
     refuse_unmovable,
 )
+from ..components.wrappers import Composite, compose
 from .hostmemory import FileMappings
 from .masters import PinBudget, Slab, anonymous, lay_out, pack
 
@@ -33,6 +34,7 @@ class Cargo:
 
     Attributes:
         groups: Its bytes, in the order of the layout.
+        composites: The wrappers around some of its tensors; bound after them.
         slabs: The masters of the packed groups.
         size: Bytes of the layout.
         present: It is on the device. Written last, so that it is true after any failure.
@@ -44,6 +46,7 @@ class Cargo:
         self.name = name
         self.area = area
         self.groups: list[Group] = []
+        self.composites: list[Composite] = []
         self.slabs: list[Slab] = []
         self.size = 0
         self.present = False
@@ -51,6 +54,7 @@ class Cargo:
         self.arrived: Any = None
         self._crosses = crosses
         self._at_home = False
+        self._told = 0  # the size that the ledger knows
         self._started_on: list[tuple[Group, torch.device]] = []
         self._signature = area.signature()
 
@@ -58,11 +62,14 @@ class Cargo:
 
     def declare(self, runs: Iterable[list[Extent]]) -> None:
         """Take over the memory where the tensors are now; nothing moves yet."""
+        runs = list(runs)
         self.groups = [make_group(run, crosses=self._crosses) for run in runs]
+        self.composites = compose(runs, self.groups)
         self._started_on = [(one, one.source.device) for one in self.groups if one.source.device.type != "cpu"]
 
     def send_back(self) -> None:
         """Enabling failed, and the component is home: weights that were on a device go back there, aliases as aliases."""
+        sent: set[int] = set()
         for group, device in self._started_on:
             if group.source.device == device:
                 continue  # it never left
@@ -70,7 +77,11 @@ class Cargo:
             for member in group.members:
                 member.stay_at(member.view(raw))
                 member.bind_device()
-        self.groups = []  # from here on the memory is the tensors' own
+                sent.add(id(member))
+        for composite in self.composites:
+            if any(id(leaf) in sent for leaf in composite.leaves):
+                composite.bind_device()
+        self.groups, self.composites = [], []  # from here on the memory is the tensors' own
 
     def master(self, budget: PinBudget | None) -> None:
         """Make the masters and bind them.
@@ -79,40 +90,58 @@ class Cargo:
             budget: Packs the weights into slabs, pinned while it lasts; ``None`` leaves them where they are.
         """
         if budget is not None:
-            self.size = pack(self.groups, budget, self.slabs)
-            return
-        for group in self.groups:
-            on_host = group.source.device.type == "cpu"
-            group.rehome(
-                own_storage(group.source) if on_host else anonymous(group.nbytes).copy_(group.source)
-            )
-            group.bind_host()
-            group.leave()
-        self.size = lay_out(self.groups)
+            self.size = self._told = pack(self.groups, budget, self.slabs)
+        else:
+            for group in self.groups:
+                self._master_of(group)
+                group.bind_host()
+                group.leave()
+            self.size = self._told = lay_out(self.groups)
+        for composite in self.composites:
+            composite.bind_host()
+            composite.leave()
+
+    def new_size(self) -> int | None:
+        """The size if it has changed since it was last asked for, by this switch or by one that failed."""
+        told, self._told = self._told, self.size
+        return None if told == self.size else self.size
 
     def stay(self, mappings: FileMappings) -> None:
         """The host is the execution device: only what is mapped from a file travels, into private memory."""
         self.groups = [one for one in self.groups if one.nbytes and one.source.data_ptr() in mappings]
-        self.size = lay_out(self.groups)
+        self.size = self._told = lay_out(self.groups)
+        travelling = {id(one) for one in self.members()}
+        self.composites = [
+            one for one in self.composites if any(id(leaf) in travelling for leaf in one.leaves)
+        ]
         self._at_home = True
 
     # --- binding ------------------------------------------------------------------------------------------
 
     def members(self) -> Iterator[Member]:
-        """Every tensor."""
+        """Every tensor that has bytes of its own."""
         for group in self.groups:
             yield from group.members
+
+    @property
+    def tensors(self) -> int:
+        """How many parameters and buffers it has."""
+        return sum(1 for one in self.members() if one.slots) + len(self.composites)
 
     def bind_host(self) -> None:
         """Register the masters everywhere."""
         for member in self.members():
             member.bind_host()
+        for composite in self.composites:
+            composite.bind_host()
         self.present = False
 
     def bind_device(self) -> None:
         """Register the device memory everywhere."""
         for member in self.members():
             member.bind_device()
+        for composite in self.composites:
+            composite.bind_device()
         self.present = True
 
     def settle(self, block: torch.Tensor) -> None:
@@ -126,6 +155,8 @@ class Cargo:
         for group in self.groups:
             if not stable or group.raw is None:
                 group.leave()
+        for composite in () if stable else self.composites:
+            composite.leave()
 
     # --- copies -------------------------------------------------------------------------------------------
 
@@ -139,7 +170,12 @@ class Cargo:
 
     def written(self) -> list[Group]:
         """Groups that someone wrote to on the device."""
-        found = [group for group in self.groups if any(member.written() for member in group.members)]
+        inner = {id(leaf) for one in self.composites if one.written() for leaf in one.leaves}
+        found = [
+            group
+            for group in self.groups
+            if any(member.written() or id(member) in inner for member in group.members)
+        ]
         ran = {id(slot.module) for group in found for member in group.members for slot in member.slots}
         return found + [
             group
@@ -158,6 +194,10 @@ class Cargo:
                 continue  # someone else put something there: the next switch adopts it
             if bound.device != device:
                 found.append(f"{self.name}: {member.path} is on {bound.device}, not on {device}")
+        for composite in self.composites:
+            wrapper = composite.bound(self.present)
+            if wrapper is not None and composite.intact(self.present) and wrapper.device != device:
+                found.append(f"{self.name}: {composite.path} is on {wrapper.device}, not on {device}")
         return found
 
     def ranges(self) -> Iterator[tuple[int, int, str]]:
@@ -173,7 +213,9 @@ class Cargo:
         """Whether a slot was added, emptied, or has something that the mover did not put there."""
         if self.area.signature() != self._signature:
             return True
-        return not all(member.intact(self.present) for member in self.members())
+        if not all(member.intact(self.present) for member in self.members()):
+            return True
+        return not all(composite.intact(self.present) for composite in self.composites)
 
     def adopt(self) -> tuple[int, int]:
         """Make what is in the slots now the component; what is still sound stays where it is.
@@ -190,15 +232,16 @@ class Cargo:
         for slot in strays:
             refuse_unmovable(self.name, slot)
         partners = self._partners()
-        fresh = [
-            make_group(run, crosses=self._crosses, partners=partners) for run in overlapping(extents(strays))
-        ]
+        runs = list(overlapping(extents(strays)))
+        fresh = [make_group(run, crosses=self._crosses, partners=partners) for run in runs]
+        wrappers = compose(runs, fresh)
         copied = sum(self._master_of(group) for group in fresh)
         self._keep_only(kept)
         self.groups += fresh
+        self.composites += wrappers
         self._lay_out_anew()
         self._signature = self.area.signature()
-        return sum(len(group.members) for group in fresh), copied
+        return sum(1 for group in fresh for one in group.members if one.slots) + len(wrappers), copied
 
     def _lay_out_anew(self) -> None:
         """Slabs that still hold something first, then whatever travels by itself."""
@@ -215,19 +258,20 @@ class Cargo:
 
     def _sorted_slots(self) -> tuple[dict[int, list[Slot]], list[Slot]]:
         """Slots by the member whose bound object they hold (by ``id``), and those that hold something else."""
+        everything: list[Member | Composite] = [*(one for one in self.members() if one.slots), *self.composites]
         bound = {
             id(one.device if self.present else one.host): one
-            for one in self.members()
+            for one in everything
             if one.sound(self.present)
         }
         kept: dict[int, list[Slot]] = {}
         strays = []
         for slot in self.area.slots():
-            member = bound.get(id(slot.tensor))
-            if member is None:
+            one = bound.get(id(slot.tensor))
+            if one is None:
                 strays.append(slot)
             else:
-                kept.setdefault(id(member), []).append(slot)
+                kept.setdefault(id(one), []).append(slot)
         return kept, strays
 
     def _partners(self) -> dict[int, torch.Tensor]:
@@ -235,6 +279,7 @@ class Cargo:
         return {id(mine): other for host, device in pairs for mine, other in ((host, device), (device, host))}
 
     def _master_of(self, group: Group) -> int:
+        """Host memory of its own for a group; returns the bytes copied from the device."""
         if group.source.device.type == "cpu":
             group.rehome(own_storage(group.source))
             return 0
@@ -242,10 +287,14 @@ class Cargo:
         return group.nbytes
 
     def _keep_only(self, kept: dict[int, list[Slot]]) -> None:
+        for composite in self.composites:
+            composite.slots = kept.get(id(composite), [])
+        self.composites = [composite for composite in self.composites if composite.slots]
+        inner = {id(leaf) for composite in self.composites for leaf in composite.leaves}
         for group in self.groups:
             for member in group.members:
                 member.slots = kept.get(id(member), [])
-                if not member.slots and member.sound(self.present):
+                if not member.slots and member.device is member.host and member.sound(self.present):
                     member.host.data = member.home  # whoever took it out keeps a whole tensor
-            group.members = [member for member in group.members if member.slots]
+            group.members = [member for member in group.members if member.slots or id(member) in inner]
         self.groups = [group for group in self.groups if group.members]

@@ -41,8 +41,11 @@ def _available() -> list[str]:
 
 @contextmanager
 def moving() -> Iterator[None]:
-    """Moves happen outside inference mode and without gradients, whatever the caller has set."""
-    with torch.inference_mode(False), torch.no_grad():
+    """Moves happen outside inference mode and without gradients, whatever the caller has set.
+
+    A subclass's ``__torch_function__`` is not asked: to it, a move is none of its operations.
+    """
+    with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         yield
 
 

@@ -18,6 +18,10 @@ from .device import Registrar
 SLAB_BYTES = 256 << 20  # few large copies; enabling needs at most one slab besides the weights
 _RAGGED = 16  # so many small copies cost less than a person can measure
 _SMALL = 4 << 20  # in a slab of this size any number does; there padding could be most of the bytes
+# Python maps shared memory unless told otherwise; the system then counts it apart from the process's own.
+_PRIVATE: dict[str, int] = (
+    {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+)
 _PAGEABLE = (
     "the host memory could not be pinned beyond {pinned} ({reason}); the rest of the weights is pageable, "
     "and its copies are slower. Free host memory, raise the container's or `ulimit -l` limit, or lower pinned_limit."
@@ -171,7 +175,7 @@ def anonymous(nbytes: int) -> torch.Tensor:
     """Fresh private memory (uint8) that goes back to the system as soon as nothing refers to it."""
     if nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8, count=nbytes)
+    return torch.frombuffer(mmap.mmap(-1, nbytes, **_PRIVATE), dtype=torch.uint8, count=nbytes)
 
 
 def lay_out(groups: Iterable[Group], start: int = 0) -> int:

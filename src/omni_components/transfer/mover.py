@@ -77,9 +77,8 @@ class ArenaMover:
                 self._copy_in(cargo, block)
                 cargo.settle(block)
                 cargo.bind_device()
-        size = cargo.size if adopted else None
         sent = sum(source.numel() for _, source in cargo.copies(block))
-        return Moved(bytes=sent, written_back=copied, adopted=adopted, size=size)
+        return Moved(bytes=sent, written_back=copied, adopted=adopted, size=cargo.new_size())
 
     def evict(self, name: str) -> Moved:
         """Bind a component's tensors back to its masters and give its device bytes back.
@@ -93,14 +92,16 @@ class ArenaMover:
                 adopted, copied = cargo.adopt() if cargo.disturbed() else (0, 0)
                 copied += self._write_back(cargo)
                 self._settle_copies(cargo)
+            except Exception as error:
+                # Nothing is bound yet: what is in the slots, and what was written to it, stays as it is.
+                raise self._error(cargo, error, to_host=True) from error
+            try:
                 cargo.bind_host()
-            except BaseException as error:
+            except BaseException:
                 cargo.bind_device()
-                if isinstance(error, Exception):
-                    raise self._error(cargo, error, to_host=True) from error
                 raise
             self._vacate(cargo)
-        return Moved(written_back=copied, adopted=adopted, size=cargo.size if adopted else None)
+        return Moved(written_back=copied, adopted=adopted, size=cargo.new_size())
 
     def present(self, name: str) -> bool:
         """Whether a component is on the device."""
@@ -129,7 +130,10 @@ class ArenaMover:
         """Copy all of a present component home, whether it looks changed or not; returns the bytes."""
         cargo = self._cargo[name]
         with moving():
-            return sum(self._copy_home(cargo, group) for group in cargo.groups)
+            copied = sum(self._copy_home(cargo, group) for group in cargo.groups)
+            for composite in cargo.composites:
+                composite.saved()
+            return copied
 
     def facts(self) -> MoverFacts:
         """Memory that the masters and the arena hold, for the report."""
@@ -138,7 +142,8 @@ class ArenaMover:
         mapped = sum(group.nbytes for group in apart) if self.backend.device.type == "cpu" else 0
         pageable = sum(slab.tensor.numel() for slab in slabs if not slab.pinned)
         pageable += 0 if mapped else sum(group.nbytes for group in apart)
-        same = all(one.device is one.host for cargo in self._cargo.values() for one in cargo.members())
+        plain = [one for cargo in self._cargo.values() for one in cargo.members() if one.slots]
+        same = all(one.device is one.host for one in plain)
         return MoverFacts(
             pinned_bytes=sum(slab.taken for slab in slabs),
             pageable_bytes=pageable,
