@@ -3,33 +3,37 @@
 Exactly one component of an exclusive set is on the device. See ``offload`` for the way in.
 """
 
-from .attach.mixin import OmniOffloadMixin
-from .attach.pipeline import Offload, offload
-from .attach.split import SplitModel
-from .components.component import Component, Role
-from .components.discovery import declares_components
-from .errors import (
-    AbsentComponentError,
-    BudgetError,
-    ComponentNotFoundError,
-    DeclarationError,
-    InvariantError,
-    OmniComponentsError,
-    OwnershipError,
-    PolicyError,
-    ResidencyDeadlockError,
-    ResidencyTimeoutError,
-    ResidencyWarning,
-    ScopeError,
-    TransferError,
-    UnknownComponentError,
-    UnsupportedTensorError,
-)
-from .policy import OffloadPolicy
-from .protocols import SupportsComponentDiscovery, SupportsOmniOffload
-from .residency.events import ResidencyEvent
-from .residency.ledger import ResidencyLedger
-from .residency.scope import OffloadScope
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .attach.mixin import OmniOffloadMixin
+    from .attach.pipeline import Offload, offload
+    from .attach.split import SplitModel
+    from .components.component import Component, Role
+    from .components.discovery import declares_components
+    from .errors import (
+        AbsentComponentError,
+        BudgetError,
+        ComponentNotFoundError,
+        DeclarationError,
+        InvariantError,
+        OmniComponentsError,
+        OwnershipError,
+        PolicyError,
+        ResidencyDeadlockError,
+        ResidencyTimeoutError,
+        ResidencyWarning,
+        ScopeError,
+        TransferError,
+        UnknownComponentError,
+        UnsupportedTensorError,
+    )
+    from .policy import OffloadPolicy
+    from .protocols import SupportsComponentDiscovery, SupportsOmniOffload
+    from .residency.events import ResidencyEvent
+    from .residency.ledger import ResidencyLedger
+    from .residency.scope import OffloadScope
 
 __all__ = [
     "AbsentComponentError",
@@ -61,3 +65,35 @@ __all__ = [
     "declares_components",
     "offload",
 ]
+
+# Names are imported when they are first used: `omni-components --help` and the pytest plugin need no torch.
+_ERRORS = [name for name in __all__ if name.endswith(("Error", "Warning"))]
+_HOMES = {
+    **dict.fromkeys(_ERRORS, ".errors"),
+    "Component": ".components.component",
+    "Offload": ".attach.pipeline",
+    "OffloadPolicy": ".policy",
+    "OffloadScope": ".residency.scope",
+    "OmniOffloadMixin": ".attach.mixin",
+    "ResidencyEvent": ".residency.events",
+    "ResidencyLedger": ".residency.ledger",
+    "Role": ".components.component",
+    "SplitModel": ".attach.split",
+    "SupportsComponentDiscovery": ".protocols",
+    "SupportsOmniOffload": ".protocols",
+    "declares_components": ".components.discovery",
+    "offload": ".attach.pipeline",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its home."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

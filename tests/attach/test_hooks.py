@@ -47,7 +47,10 @@ def orders() -> list[tuple[str, ...]]:
         at = {step: order.index(step) for step in steps}
         nested = at["on 1"] < at["off 1"] and at["on 2"] < at["off 2"] and at["enable"] < at["disable"]
         # Two instance wrappers themselves work only if the later one is taken off first.
-        stacked = not (at["on 1"] < at["on 2"] < at["off 1"] < at["off 2"] or at["on 2"] < at["on 1"] < at["off 2"] < at["off 1"])
+        stacked = not (
+            at["on 1"] < at["on 2"] < at["off 1"] < at["off 2"]
+            or at["on 2"] < at["on 1"] < at["off 2"] < at["off 1"]
+        )
         if nested and stacked and at["on 1"] < at["on 2"]:
             found.append(order)
     return found
@@ -105,7 +108,9 @@ class WithMethods(ModulePair):
 
 
 @pytest.mark.parametrize("method", ["decode", "tile"])
-@pytest.mark.parametrize("order", [one for one in orders() if one.index("on 2") + 1 == one.index("off 2")], ids=", ".join)
+@pytest.mark.parametrize(
+    "order", [one for one in orders() if one.index("on 2") + 1 == one.index("off 2")], ids=", ".join
+)
 def test_wrappers_of_methods_put_on_and_taken_off_in_any_order_keep_working(sim, order, method):
     """Of an entry point, and of a method that is only explained when it fails."""
     pipe = WithMethods()
@@ -244,9 +249,15 @@ def test_a_component_called_inside_another_ones_call_switches_there_and_back(sim
 def test_every_called_module_tells_its_execution_device_in_every_state(sim, kind):
     """``_hf_hook.execution_device``, which diffusers and transformers ask; it is gone after disable."""
     target = build(kind)
-    called = {"nested": lambda: [target.core.text.model, *target.core.blocks]}.get(kind, lambda: [target.A, target.B])()
+    called = {"nested": lambda: [target.core.text.model, *target.core.blocks]}.get(
+        kind, lambda: [target.A, target.B]
+    )()
     with offload(target, sim.device) as handle:
-        for step in (lambda: None, *(lambda name=name: handle.load(name) for name in target.names.values()), handle.release):
+        for step in (
+            lambda: None,
+            *(lambda name=name: handle.load(name) for name in target.names.values()),
+            handle.release,
+        ):
             step()
             assert all(one._hf_hook.execution_device == sim.device for one in called)
     assert not any(hasattr(one, "_hf_hook") for one in called)

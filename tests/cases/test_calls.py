@@ -11,7 +11,17 @@ from diffusers import DiffusionPipeline
 from torch import nn
 
 from omni_components import AbsentComponentError, DeclarationError, OffloadPolicy, PolicyError, offload
-from tests.helpers.pipelines import KINDS, Stack, build, footprint, frozen, kinds_of, resident_copy, same_values, values
+from tests.helpers.pipelines import (
+    KINDS,
+    Stack,
+    build,
+    footprint,
+    frozen,
+    kinds_of,
+    resident_copy,
+    same_values,
+    values,
+)
 
 
 class Encoder(nn.Module):
@@ -76,7 +86,7 @@ def calls(pipe: Pipeline, x: torch.Tensor) -> dict[str, Any]:
 @pytest.mark.parametrize("made", ["inside", "outside"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_c16_enabled_and_run_inside_inference_mode_works_outside_it_later(sim, kind, made, arena):
-    """I5, I7: moves happen outside inference mode, so that no weight is left an inference tensor that cannot be written."""
+    """I5, I7: moves happen outside inference mode: no weight is left an inference tensor that refuses writes."""
     with torch.inference_mode(made == "inside"):
         target = build(kind)
     with torch.inference_mode():
@@ -171,7 +181,9 @@ def test_c17_the_original_methods_are_back_after_disable(sim, policy):
     """And while it is on, each keeps its name, its documentation and its signature."""
     pipe = frozen(Pipeline())
     before = footprint(pipe)
-    signatures = {name: inspect.signature(getattr(pipe.vae, name)) for name in ("forward", "encode", "decode", "embed")}
+    signatures = {
+        name: inspect.signature(getattr(pipe.vae, name)) for name in ("forward", "encode", "decode", "embed")
+    }
     with offload(pipe, sim.device, **policy):
         for name, signature in signatures.items():
             assert inspect.signature(getattr(pipe.vae, name)) == signature
@@ -182,7 +194,7 @@ def test_c17_the_original_methods_are_back_after_disable(sim, policy):
 
 
 def test_c17_an_entry_point_of_the_instance_is_put_back_as_it_was(sim):
-    """A method that somebody had patched on the instance before is there again after disable, and is called meanwhile."""
+    """A method that somebody had patched on the instance is called meanwhile, and there again after disable."""
     pipe = frozen(Pipeline())
     seen = []
     original = pipe.text_encoder.encode
@@ -329,7 +341,9 @@ class TinyDiffusers(DiffusionPipeline):
 
     model_cpu_offload_seq = "text_encoder->plain->transformer->vae"
 
-    def __init__(self, text_encoder: nn.Module, plain: nn.Module, transformer: nn.Module, vae: nn.Module) -> None:
+    def __init__(
+        self, text_encoder: nn.Module, plain: nn.Module, transformer: nn.Module, vae: nn.Module
+    ) -> None:
         super().__init__()
         self.register_modules(text_encoder=text_encoder, plain=plain, transformer=transformer, vae=vae)
 
@@ -347,11 +361,15 @@ def tiny_diffusers() -> TinyDiffusers:
 
 
 def test_c27_execution_device_is_the_device_in_every_state(sim):
-    """diffusers' ``_execution_device`` agrees, before the first call, during phases, after release, and not after disable."""
+    """diffusers' ``_execution_device`` agrees before the first call, during phases and after release."""
     pipe = tiny_diffusers()
     expected = resident_diffusers(pipe, sim.device)(5).cpu()
     with offload(pipe, sim.device) as handle:
-        for step in (lambda: None, *(lambda name=name: handle.load(name) for name in pipe.components), handle.release):
+        for step in (
+            lambda: None,
+            *(lambda name=name: handle.load(name) for name in pipe.components),
+            handle.release,
+        ):
             step()
             assert handle.execution_device == sim.device
             assert pipe._execution_device == sim.device

@@ -85,20 +85,43 @@ INNER = "transformer.context_embedder.text_encoder"
     [
         ({"_dit_modules": ["transformer"], "_encoder_modules": [INNER]}, INNER, "transformer"),
         (
-            {"_dit_modules": ["transformer"], "_encoder_modules": ["text_encoder"], "_vae_modules": ["transformer.body"]},
+            {
+                "_dit_modules": ["transformer"],
+                "_encoder_modules": ["text_encoder"],
+                "_vae_modules": ["transformer.body"],
+            },
             "transformer.body",
             "transformer",
         ),
         ({"_dit_modules": ["transformer", "transformer.body"]}, "transformer.body", "transformer"),
-        ({"_dit_modules": ["transformer.body"], "_encoder_modules": ["transformer"]}, "transformer.body", "transformer"),
-        ({"_dit_modules": ["transformer"], "_encoder_modules": ["transformer.norms"]}, "transformer.norms", "transformer"),
         (
-            {"_dit_modules": ["vae"], "_encoder_modules": ["transformer"], "_resident_modules": ["transformer.body"]},
+            {"_dit_modules": ["transformer.body"], "_encoder_modules": ["transformer"]},
+            "transformer.body",
+            "transformer",
+        ),
+        (
+            {"_dit_modules": ["transformer"], "_encoder_modules": ["transformer.norms"]},
+            "transformer.norms",
+            "transformer",
+        ),
+        (
+            {
+                "_dit_modules": ["vae"],
+                "_encoder_modules": ["transformer"],
+                "_resident_modules": ["transformer.body"],
+            },
             "transformer.body",
             "transformer",
         ),
     ],
-    ids=["encoder in DiT", "VAE in DiT", "DiT in DiT", "DiT in encoder", "list in DiT", "resident in encoder"],
+    ids=[
+        "encoder in DiT",
+        "VAE in DiT",
+        "DiT in DiT",
+        "DiT in encoder",
+        "list in DiT",
+        "resident in encoder",
+    ],
 )
 def test_c13_a_component_inside_another_is_refused_with_both_paths(sim, lists, inner, outer):
     """I3: two owners of one weight are never attached."""
@@ -168,13 +191,19 @@ def test_c13_a_component_around_a_split_model_is_refused_with_both_names(sim):
 def test_c13_a_resident_inside_a_dit_is_allowed_and_taken_out_of_it(sim, inner):
     """I3, I8: its bytes are counted once, for the resident; the rest of the DiT takes turns."""
     pipe = declared(
-        frozen(Nest()), _dit_modules=["transformer"], _encoder_modules=["text_encoder"], _resident_modules=[inner]
+        frozen(Nest()),
+        _dit_modules=["transformer"],
+        _encoder_modules=["text_encoder"],
+        _resident_modules=[inner],
     )
     x = torch.randn(2, 16, device=sim.device)
     expected = resident_copy(pipe, sim.device).transformer(x).cpu()
     with offload(pipe, sim.device) as handle:
         pipe.text_encoder(x)
-        assert pipe.get_parameter(f"{inner}.{'layers.0' if 'body' in inner else '0.layers.0'}.weight").device == sim.device
+        assert (
+            pipe.get_parameter(f"{inner}.{'layers.0' if 'body' in inner else '0.layers.0'}.weight").device
+            == sim.device
+        )
         assert torch.equal(pipe.transformer(x).cpu(), expected)
         pipe.text_encoder(x)
         assert pipe.transformer.context_embedder.text_encoder.layers[0].weight.device.type == "cpu"
@@ -324,7 +353,9 @@ LISTS = ["_dit_modules", "_encoder_modules", "_vae_modules", "_resident_modules"
         ("text_encoder.layers.7", "7", None),
     ],
 )
-def test_c31_a_typo_in_a_path_is_named_with_where_it_broke_and_the_nearest_name(sim, path, broke_at, hint, attribute):
+def test_c31_a_typo_in_a_path_is_named_with_where_it_broke_and_the_nearest_name(
+    sim, path, broke_at, hint, attribute
+):
     lists = {"_dit_modules": ["transformer"], "_encoder_modules": ["text_encoder"]}
     lists[attribute] = [*lists.get(attribute, []), path]
     pipe = declared(Odd(), **lists)
@@ -354,7 +385,9 @@ def test_c31_any_other_error_inside_a_property_goes_on_untouched(sim):
 
 
 @pytest.mark.parametrize("attribute", LISTS)
-@pytest.mark.parametrize("path", ["label", "number", "weight", "empty", "mixed", "method", "text_encoder.layers.0.weight"])
+@pytest.mark.parametrize(
+    "path", ["label", "number", "weight", "empty", "mixed", "method", "text_encoder.layers.0.weight"]
+)
 def test_c31_a_path_to_anything_but_modules_is_refused_by_name(sim, path, attribute):
     lists = {"_dit_modules": ["transformer"], "_encoder_modules": ["text_encoder"]}
     lists[attribute] = [*lists.get(attribute, []), path]
@@ -363,7 +396,9 @@ def test_c31_a_path_to_anything_but_modules_is_refused_by_name(sim, path, attrib
     assert not isinstance(caught.value, ComponentNotFoundError)
 
 
-@pytest.mark.parametrize("lists", [{"_encoder_modules": "text_encoder"}, {"_encoder_modules": [7]}, {"_dit_modules": None}])
+@pytest.mark.parametrize(
+    "lists", [{"_encoder_modules": "text_encoder"}, {"_encoder_modules": [7]}, {"_dit_modules": None}]
+)
 def test_c31_lists_that_are_no_lists_of_paths_are_refused(sim, lists):
     pipe = declared(Odd(), **{"_dit_modules": ["transformer"], "_encoder_modules": ["text_encoder"], **lists})
     with pytest.raises(DeclarationError):
@@ -376,11 +411,32 @@ def test_c31_lists_that_are_no_lists_of_paths_are_refused(sim, lists):
 @pytest.mark.parametrize(
     ("lists", "owners"),
     [
-        ({"_dit_modules": ["transformer"], "_encoder_modules": ["text_encoder", "vae"], "_vae_modules": ["vae"]}, ("encoder", "vae")),
-        ({"_dit_modules": ["transformer", "vae"], "_encoder_modules": ["text_encoder"], "_vae_modules": ["vae"]}, ("dit", "vae")),
-        ({"_dit_modules": ["transformer"], "_encoder_modules": ["text_encoder", "transformer"]}, ("dit", "encoder")),
         (
-            {"_dit_modules": ["transformer"], "_encoder_modules": ["text_encoder"], "_resident_modules": ["text_encoder"]},
+            {
+                "_dit_modules": ["transformer"],
+                "_encoder_modules": ["text_encoder", "vae"],
+                "_vae_modules": ["vae"],
+            },
+            ("encoder", "vae"),
+        ),
+        (
+            {
+                "_dit_modules": ["transformer", "vae"],
+                "_encoder_modules": ["text_encoder"],
+                "_vae_modules": ["vae"],
+            },
+            ("dit", "vae"),
+        ),
+        (
+            {"_dit_modules": ["transformer"], "_encoder_modules": ["text_encoder", "transformer"]},
+            ("dit", "encoder"),
+        ),
+        (
+            {
+                "_dit_modules": ["transformer"],
+                "_encoder_modules": ["text_encoder"],
+                "_resident_modules": ["text_encoder"],
+            },
             ("encoder", "resident"),
         ),
     ],
@@ -460,15 +516,23 @@ def test_c35_roles_that_cannot_be_selected_are_refused_with_the_valid_ones(sim, 
 @pytest.mark.parametrize("kind", ["pipeline", "duck", "split"])
 def test_c35_a_selected_role_that_the_pipeline_lacks_is_refused_with_those_it_has(sim, kind):
     target = build(kind)
-    fields = {"offload_components": {"encoder"}} if kind == "split" else {"offload_components": {"vae"}, "vae": "exclusive"}
+    fields = (
+        {"offload_components": {"encoder"}}
+        if kind == "split"
+        else {"offload_components": {"vae"}, "vae": "exclusive"}
+    )
     text = refused(target, sim.device, PolicyError, **fields)
     assert "dit" in text
 
 
 def test_c35_vae_may_be_selected_where_it_takes_turns(sim):
     """The same words are fine with ``vae="exclusive"``; vLLM-Omni's names for the roles are understood."""
-    pipe = declared(frozen(Nest()), _dit_modules=["transformer"], _encoder_modules=["text_encoder"], _vae_modules=["vae"])
-    with offload(pipe, sim.device, vae="exclusive", offload_components={"vae", "transformer", "text_encoder"}) as handle:
+    pipe = declared(
+        frozen(Nest()), _dit_modules=["transformer"], _encoder_modules=["text_encoder"], _vae_modules=["vae"]
+    )
+    with offload(
+        pipe, sim.device, vae="exclusive", offload_components={"vae", "transformer", "text_encoder"}
+    ) as handle:
         assert not [one.name for one in handle.components if one.resident]
     with offload(pipe, sim.device, offload_components={"transformer", "text_encoder"}) as handle:
         assert [one.name for one in handle.components if one.resident] == ["vae"]

@@ -125,7 +125,9 @@ def test_c25_tensors_that_are_replaced_are_adopted_at_the_next_switch(sim, how, 
             assert target.use("A", x.to(dtype)).dtype is dtype
             assert all(one.device == sim.device for one in target.A.parameters())
             handle.ledger.audit()
-    assert all(torch.equal(one, now[name]) and one.dtype is dtype for name, one in target.A.named_parameters())
+    assert all(
+        torch.equal(one, now[name]) and one.dtype is dtype for name, one in target.A.named_parameters()
+    )
 
 
 # --- C26: writes --------------------------------------------------------------------------------------------------
@@ -144,7 +146,9 @@ def test_c26_a_weight_written_on_the_device_is_written_everywhere(sim, kind, dty
                 one.fill_(2)
         inside = target.use("A", x).cpu()
         target.use("B", x)
-        assert all(one.device.type == "cpu" and bool((one == 2).all()) for one in target.module("A").parameters())
+        assert all(
+            one.device.type == "cpu" and bool((one == 2).all()) for one in target.module("A").parameters()
+        )
         assert torch.equal(target.use("A", x).cpu(), inside)
         assert all(bool((one == 2).all()) for one in target.module("A").parameters())
         written = [one for one in handle.events if str(one.kind) == "write_back"]
@@ -215,6 +219,7 @@ def test_c26_a_weight_written_on_the_host_is_loaded_as_written(sim, kind):
                 one.data.fill_(4)
             with handle.scope(target.names["A"]):
                 assert all(
-                    one.device == sim.device and bool((one == 4).all()) for one in target.module("A").parameters()
+                    one.device == sim.device and bool((one == 4).all())
+                    for one in target.module("A").parameters()
                 )
             handle.release()

@@ -24,7 +24,9 @@ class Floats(nn.Module):
 
     def __init__(self, lengths: list[int]) -> None:
         super().__init__()
-        self.tables = nn.ParameterList([nn.Parameter(torch.zeros(one), requires_grad=False) for one in lengths])
+        self.tables = nn.ParameterList(
+            [nn.Parameter(torch.zeros(one), requires_grad=False) for one in lengths]
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.tables[0][0]
@@ -56,7 +58,7 @@ class Heavy(nn.Module):
     ids=["129.5 MB", "33 MB and 5,000 of 1 KB", "a page and a byte", "odd blocks"],
 )
 def test_c09_pinning_wastes_nothing_on_powers_of_two(sim, encoder, transformer):
-    """The pinned allocator would round each block up; what is really taken is within 5 % and two pages of the weights."""
+    """The pinned allocator would round each block up; here what is taken is within 5 % and two pages."""
     pipe = Heavy([size // 4 for size in encoder], [size // 4 for size in transformer])
     payload = sum(one.nbytes for one in pipe.parameters())
     with offload(pipe, sim.device) as handle:
@@ -70,7 +72,9 @@ def test_c09_pinning_wastes_nothing_on_powers_of_two(sim, encoder, transformer):
 # --- C10 ----------------------------------------------------------------------------------------------------
 
 
-def machine(root: Path, *, available: int, v1: tuple[str, str] | None = None, v2: tuple[str, str] | None = None) -> Path:
+def machine(
+    root: Path, *, available: int, v1: tuple[str, str] | None = None, v2: tuple[str, str] | None = None
+) -> Path:
     """A root folder as a container sees it: its machine's memory, and its own limit and usage."""
     (root / "proc").mkdir(parents=True)
     (root / "proc/meminfo").write_text(f"MemTotal: 999 kB\nMemAvailable: {available // 1024} kB\n")
@@ -99,7 +103,15 @@ GIB = 1 << 30
         ({"v2": (f"{GIB}", f"{2 * GIB}")}, 0),
         ({}, 8 * GIB),
     ],
-    ids=["v2", "v1", "v2 without limit", "v1 without limit", "limit above the machine", "over the limit", "no container"],
+    ids=[
+        "v2",
+        "v1",
+        "v2 without limit",
+        "v1 without limit",
+        "limit above the machine",
+        "over the limit",
+        "no container",
+    ],
 )
 def test_c10_what_may_be_pinned_is_what_machine_and_container_leave_free(tmp_path, files, free):
     """The container's limit counts, not only the machine's memory; and some of it is left to the system."""
@@ -108,7 +120,9 @@ def test_c10_what_may_be_pinned_is_what_machine_and_container_leave_free(tmp_pat
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_c10_pinning_stops_at_the_containers_limit_and_the_rest_is_pageable(sim, tmp_path, monkeypatch, version):
+def test_c10_pinning_stops_at_the_containers_limit_and_the_rest_is_pageable(
+    sim, tmp_path, monkeypatch, version
+):
     """Said once; the results are the same."""
     pipe = frozen(Many(5))
     x = torch.randn(2, 64, device=sim.device)
@@ -129,7 +143,10 @@ def test_c10_pinning_stops_at_the_containers_limit_and_the_rest_is_pageable(sim,
 
 def test_c10_a_policy_may_set_a_lower_limit(sim):
     pipe = frozen(Many(4))
-    with pytest.warns(ResidencyWarning, match=r"the limit is 39\.1 KiB"), offload(pipe, sim.device, pinned_limit=40_000):
+    with (
+        pytest.warns(ResidencyWarning, match=r"the limit is 39\.1 KiB"),
+        offload(pipe, sim.device, pinned_limit=40_000),
+    ):
         assert 0 < sim.stats().pinned <= 40_000
 
 

@@ -68,7 +68,9 @@ def test_c23_three_times_enable_run_disable_leaves_nothing(sim, kind, arena):
     floor = sim.stats().allocated
     for _ in range(3):
         handle = offload(target, sim.device, arena=arena)
-        assert [target.use(which, on_device).cpu().tolist() for which in "AB"] == [one.tolist() for one in expected]
+        assert [target.use(which, on_device).cpu().tolist() for which in "AB"] == [
+            one.tolist() for one in expected
+        ]
         handle.disable()
         handle.disable()  # idempotent
         assert footprint(target) == marks
@@ -76,7 +78,10 @@ def test_c23_three_times_enable_run_disable_leaves_nothing(sim, kind, arena):
         assert same_values(target, before)
         assert all(one is other for one, other in zip(tensors(target), objects, strict=True))
         assert (sim.stats().pinned, sim.stats().allocated) == (0, floor)
-        assert [target.use(which, x).shape for which in "AB"] == [x.shape, x.shape]  # it computes on the host again
+        assert [target.use(which, x).shape for which in "AB"] == [
+            x.shape,
+            x.shape,
+        ]  # it computes on the host again
 
 
 # --- C30 ----------------------------------------------------------------------------------------------------
@@ -193,7 +198,9 @@ def test_c30_save_pretrained_writes_the_same_files_in_every_state(sim, tmp_path)
 
 
 def files(folder) -> dict[str, bytes]:
-    return {str(one.relative_to(folder)): one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()}
+    return {
+        str(one.relative_to(folder)): one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()
+    }
 
 
 def test_c30_a_copy_of_an_offloaded_target_is_whole_and_not_offloaded(sim):

@@ -146,7 +146,7 @@ def test_c24_disable_needs_no_room_for_two(sim, kind, present, arena):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_c38_release_and_load_in_any_order_are_idempotent(sim, kind):
-    """I5, I6: every order of three steps out of load A, load B and release leaves the ledger true and the values right."""
+    """I5, I6: every order of three out of load A, load B, release leaves the ledger true and the values right."""
     target = build(kind)
     before = values(target)
     x = torch.randn(2, 16, device=sim.device)

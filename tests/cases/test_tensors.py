@@ -200,13 +200,17 @@ class Views(nn.Module):
         self.stepped = nn.Parameter(torch.randn(40)[3:35:2])
         self.scalar = nn.Parameter(torch.tensor(1.5))
         self.empty = nn.Parameter(torch.empty(0, 4))
-        self.channels_last = nn.Parameter(torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last))
+        self.channels_last = nn.Parameter(
+            torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+        )
         self.register_buffer("ids", torch.arange(7, dtype=torch.int64))
         self.register_buffer("mask", torch.tensor([True, False, True]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x @ self.weight.T @ self.transposed.T + self.stepped * self.scalar
-        x = x + self.row.amax() + self.column.amax()  # no sums: `.to()` changes some strides, and their order with them
+        x = (
+            x + self.row.amax() + self.column.amax()
+        )  # no sums: `.to()` changes some strides, and their order with them
         return x + self.expanded.amax() + self.channels_last.amax() + self.ids.sum() + self.mask.sum()
 
 
@@ -246,7 +250,11 @@ def test_c14_views_strides_and_offsets_survive_switches(sim, arena):
             assert layout(pipe) == shapes
             handle.ledger.audit()
         size = next(one.bytes for one in handle.components if one.name == "A")
-        assert size <= sum(-(-one.untyped_storage().nbytes() // 256) * 256 for one in frozen(Views()).parameters()) + 512
+        assert (
+            size
+            <= sum(-(-one.untyped_storage().nbytes() // 256) * 256 for one in frozen(Views()).parameters())
+            + 512
+        )
         handle.release()
         sim.reset()
         handle.load("A")

@@ -29,7 +29,9 @@ def test_c34_an_encoder_that_two_pipelines_share_is_one_component_with_one_owner
     second = offload(other, sim.device, ledger=first.ledger)
     assert second.ledger is first.ledger
     assert len(first.ledger.components) == 3
-    shared = {component.name for component in first.components} & {component.name for component in second.components}
+    shared = {component.name for component in first.components} & {
+        component.name for component in second.components
+    }
     assert shared == {"A"}
     sizes = {component.name: component.bytes for component in first.ledger.components}
     one.use("A", x)

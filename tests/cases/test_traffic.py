@@ -35,7 +35,9 @@ def test_c01_alternation_sends_nothing_home_and_each_component_once(sim, kind, a
         # Reading the ten results back is the test's own traffic.
         assert stats.d2h_bytes == 10 * expected[0].nbytes
         assert stats.h2d_bytes == 5 * a + 5 * b
-        loads = [one for one in handle.events if str(one.kind) == "load" and one.component in target.names.values()]
+        loads = [
+            one for one in handle.events if str(one.kind) == "load" and one.component in target.names.values()
+        ]
         assert sum(one.bytes for one in loads) == 5 * a + 5 * b
 
 
@@ -168,7 +170,7 @@ class Guided(SplitModel):
                 memories = [self.reader(prompt) for prompt in prompts]
         x = torch.zeros_like(prompts[0])
         for _ in range(steps):
-            for index, prompt in enumerate(prompts):
+            for index in range(len(prompts)):
                 if not once:
                     with self._offload_context("reasoner"):
                         memories = [self.reader(one) for one in prompts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -256,11 +257,15 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_files(folder, monkeypatch):
 
 
 def test_a_file_that_cannot_be_replaced_is_one_line_and_stays_as_it_was(folder, monkeypatch):
-    def refuse(*_):
-        raise PermissionError(13, "Permission denied")
+    replace = os.replace
+
+    def refuse(draft, target):
+        if Path(target).name == "demo.png":
+            raise PermissionError(13, "Permission denied")
+        replace(draft, target)
 
     Path("demo.png").write_bytes(b"old")
-    monkeypatch.setattr("omni_components.report.files.os.replace", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
     assert "Permission denied" in refused("demo", "one", "--steps", "1")
     assert Path("demo.png").read_bytes() == b"old"
 
@@ -320,6 +325,56 @@ def test_control_c_ends_a_real_run_with_130_and_no_file(folder):
     assert os.listdir() == []
 
 
+@pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
+@pytest.mark.parametrize(
+    "where", ["omni_components.demo.parse_prompt", "omni_components.demo.DemoPipeline.from_pretrained"]
+)
+def test_an_interrupt_that_a_library_swallows_is_not_lost(folder, where, monkeypatch):
+    """As torch's native modules do while they are imported: they discard the exception, and the run must end."""
+    module, name = where.rsplit(".", 1)
+    owner = DemoPipeline if module.endswith("DemoPipeline") else sys.modules[module]
+    real = getattr(owner, name)
+
+    def swallows(*args, **options):
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return real(*args, **options)
+
+    monkeypatch.setattr(owner, name, swallows)
+    before = signal.getsignal(signal.SIGINT)
+    result = run("demo", "one", "--steps", "2")
+    assert (result.exit_code, result.stderr) == (130, "omni-components: interrupted\n")
+    assert os.listdir() == []
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_that_a_library_turns_into_its_own_error_is_an_interrupt(folder, monkeypatch):
+    def breaks(**_):
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise ImportError("half a module")
+
+    monkeypatch.setattr(DemoPipeline, "from_pretrained", breaks)
+    result = run("demo", "one")
+    assert (result.exit_code, result.stderr) == (130, "omni-components: interrupted\n")
+
+
+def test_an_ignored_interrupt_stays_ignored(folder, monkeypatch):
+    """A shell's background job, or ``nohup``."""
+    real = DemoPipeline.from_pretrained
+
+    def interrupted(**options):
+        signal.raise_signal(signal.SIGINT)
+        return real(**options)
+
+    monkeypatch.setattr(DemoPipeline, "from_pretrained", interrupted)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert run("demo", "one", "--steps", "1").exit_code == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 # --- help and version -----------------------------------------------------------------------------------
 
 
@@ -351,11 +406,13 @@ def test_version_is_the_packages():
     assert run("--version").stdout == f"omni-components {version('omni-components')}\n"
 
 
-def test_help_imports_no_demo_and_no_drawing():
+def test_help_and_wrong_options_import_no_torch_no_demo_and_no_drawing():
     code = (
         "import sys; from typer.testing import CliRunner; from omni_components.cli import app; "
         "assert CliRunner().invoke(app, ['demo', '--help']).exit_code == 0; "
-        "print([m for m in ('omni_components.demo', 'matplotlib', 'diffusers', 'transformers') if m in sys.modules])"
+        "assert CliRunner().invoke(app, ['demo', '--stepz']).exit_code == 2; "
+        "heavy = ('torch', 'omni_components.demo', 'matplotlib', 'diffusers'); "
+        "print([m for m in heavy if m in sys.modules])"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=SECONDS

@@ -39,7 +39,15 @@ class Everything(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        names = ["text_encoder", "vision_model", "transformer", "transformer_2", "vae", "audio_vae", "connector"]
+        names = [
+            "text_encoder",
+            "vision_model",
+            "transformer",
+            "transformer_2",
+            "vae",
+            "audio_vae",
+            "connector",
+        ]
         for index, name in enumerate(names):
             setattr(self, name, Stack(depth=index + 1))
 
@@ -53,7 +61,12 @@ class WithSplit(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.text_encoder, self.transformer, self.refiner, self.vae = Stack(), Parts(), Stack(depth=3), Stack(depth=1)
+        self.text_encoder, self.transformer, self.refiner, self.vae = (
+            Stack(),
+            Parts(),
+            Stack(depth=3),
+            Stack(depth=1),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.vae(self.refiner(self.transformer(self.text_encoder(x))))
@@ -65,10 +78,16 @@ def graph(handle: Offload) -> set[frozenset[str]]:
 
 
 def pairs(*groups: tuple[list[str], list[str]]) -> set[frozenset[str]]:
-    return {frozenset((one, other)) for left, right in groups for one in left for other in right if one != other}
+    return {
+        frozenset((one, other)) for left, right in groups for one in left for other in right if one != other
+    }
 
 
-DITS, ENCODERS, VAES = ["transformer", "transformer_2"], ["text_encoder", "vision_model"], ["vae", "audio_vae"]
+DITS, ENCODERS, VAES = (
+    ["transformer", "transformer_2"],
+    ["text_encoder", "vision_model"],
+    ["vae", "audio_vae"],
+)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +167,12 @@ class Shape(nn.Module):
 @pytest.mark.parametrize("policy", [{}, {"vae": "exclusive"}, {"exclusive_encoders": True}])
 @pytest.mark.parametrize(
     "sizes",
-    [([100], [300, 200], [50]), ([500], [200, 200], [50]), ([500, 700], [300, 350, 100], [600, 20]), ([64, 64], [64], [])],
+    [
+        ([100], [300, 200], [50]),
+        ([500], [200, 200], [50]),
+        ([500, 700], [300, 350, 100], [600, 20]),
+        ([64, 64], [64], []),
+    ],
 )
 def test_the_predicted_peak_is_the_heaviest_set_without_a_conflict(sim, sizes, policy: dict[str, Any]):
     """I8: against trying every set of components; and a run in every order never exceeds it."""

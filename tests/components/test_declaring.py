@@ -1,4 +1,4 @@
-"""What a pipeline declares, sentence by sentence of the design's section 4: paths, lists, nothing to swap, loose tensors."""
+"""What a pipeline declares, by the sentences of the design's section 4: paths, lists, nothing to swap, tensors."""
 
 from __future__ import annotations
 
@@ -79,14 +79,20 @@ def test_paths_are_dotted_through_modules_attributes_and_indices(sim):
             "encoders.1": "encoder",
             "(rest)": "resident",
         }
-        for path, module in (("box.module", pipe.box.module), ("encoders.1", pipe.encoders[1]), ("stages.0", pipe.stages[0])):
+        for path, module in (
+            ("box.module", pipe.box.module),
+            ("encoders.1", pipe.encoders[1]),
+            ("stages.0", pipe.stages[0]),
+        ):
             module(x)
             assert path in handle.ledger.present
         handle.ledger.audit()
 
 
 @pytest.mark.parametrize("path", ["optional", "optional.model", "inner.missing", "inner.missing.model.deep"])
-@pytest.mark.parametrize("attribute", ["_dit_modules", "_encoder_modules", "_vae_modules", "_resident_modules"])
+@pytest.mark.parametrize(
+    "attribute", ["_dit_modules", "_encoder_modules", "_vae_modules", "_resident_modules"]
+)
 def test_an_attribute_that_is_there_but_none_is_skipped(sim, attribute, path):
     """An optional module that this checkpoint lacks, wherever on the path it is missing."""
     lists: dict[str, list[str]] = {**ENCODER_AND_DIT}
@@ -102,7 +108,9 @@ def test_an_attribute_that_is_there_but_none_is_skipped(sim, attribute, path):
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_list_of_modules_under_one_path_is_one_component(sim, kind, count):
     """I1: calling one of them brings all of them in, and a rival sends all of them home."""
-    pipe = pipe_with({**ENCODER_AND_DIT, "_dit_modules": ["blocks"]}, blocks=kind([frozen(Stack()) for _ in range(count)]))
+    pipe = pipe_with(
+        {**ENCODER_AND_DIT, "_dit_modules": ["blocks"]}, blocks=kind([frozen(Stack()) for _ in range(count)])
+    )
     x = torch.randn(2, 16, device=sim.device)
     with offload(pipe, sim.device) as handle:
         assert roles(handle)["blocks"] == "dit"
@@ -156,10 +164,18 @@ def test_what_a_module_pipeline_holds_besides_its_components_is_resident(sim):
     [
         ({"_dit_modules": ["transformer"], "_encoder_modules": []}, ["transformer (dit)"]),
         ({"_dit_modules": [], "_encoder_modules": ["text_encoder"]}, ["text_encoder (encoder)"]),
-        ({"_dit_modules": [], "_encoder_modules": ["text_encoder", "transformer"]}, ["text_encoder", "transformer"]),
+        (
+            {"_dit_modules": [], "_encoder_modules": ["text_encoder", "transformer"]},
+            ["text_encoder", "transformer"],
+        ),
         ({"_dit_modules": [], "_encoder_modules": []}, ["(rest) (resident)"]),
         (
-            {"_dit_modules": [], "_encoder_modules": [], "_resident_modules": ["text_encoder"], "_vae_modules": ["transformer"]},
+            {
+                "_dit_modules": [],
+                "_encoder_modules": [],
+                "_resident_modules": ["text_encoder"],
+                "_vae_modules": ["transformer"],
+            },
             ["text_encoder (resident)", "transformer (vae)"],
         ),
         ({"_dit_modules": ["nothing"], "_encoder_modules": ["text_encoder"]}, ["text_encoder (encoder)"]),
@@ -184,7 +200,9 @@ def test_roles_that_leave_only_one_component_to_swap_are_refused_likewise(sim):
         offload(pipe_with(), sim.device, offload_components={"dit"})
 
 
-@pytest.mark.parametrize("target", [nn.Linear(2, 2), Holder(text_encoder=Stack()), object.__new__(type("Plain", (), {}))])
+@pytest.mark.parametrize(
+    "target", [nn.Linear(2, 2), Holder(text_encoder=Stack()), object.__new__(type("Plain", (), {}))]
+)
 def test_a_target_that_declares_nothing_is_refused_with_the_ways_to_declare(sim, target):
     """No name is guessed, however well known: a module called ``text_encoder`` is not taken for an encoder."""
     with pytest.raises(DeclarationError, match="declares no components") as caught:

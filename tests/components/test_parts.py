@@ -120,7 +120,9 @@ def test_a_pattern_names_modules_parameters_or_buffers_and_a_star_is_one_segment
 
 
 def test_a_tensor_in_no_part_is_resident_and_a_full_partition_leaves_none(sim):
-    with offload(cosmos(first=["layers"], second=["embed_tokens", "proj_in", "proj_out", "norm"]), sim.device) as handle:
+    with offload(
+        cosmos(first=["layers"], second=["embed_tokens", "proj_in", "proj_out", "norm"]), sim.device
+    ) as handle:
         assert set(owned(handle)) == {"first", "second"}
 
 
@@ -221,7 +223,10 @@ def test_without_offload_the_context_does_nothing_and_an_unknown_name_is_still_a
 @pytest.mark.parametrize("name", ["reasnor", "transformer", "(rest)", ""])
 def test_an_unknown_phase_lists_the_known_ones(sim, name):
     model = cosmos()
-    with offload(model, sim.device), pytest.raises(UnknownComponentError, match="declared: reasoner, generator"):
+    with (
+        offload(model, sim.device),
+        pytest.raises(UnknownComponentError, match="declared: reasoner, generator"),
+    ):
         model._offload_context(name)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from omni_components.testing import SimulatedAccelerator
 
@@ -23,8 +25,12 @@ def name_of(page: Page) -> str:
 
 
 @pytest.fixture(autouse=True)
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)  # a block may write files
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # the demo's tensors are too small to share out
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

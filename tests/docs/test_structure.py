@@ -24,7 +24,8 @@ _ROWS = """
 errors
 protocols
 policy
-components/component components/tensors components/area components/patterns components/discovery components/recipes
+components/component components/wrappers components/tensors components/area components/patterns
+components/discovery components/recipes
 residency/events residency/scope residency/threads residency/graph residency/book residency/turns residency/checks
 residency/switch residency/ledger
 transfer/device transfer/hostmemory transfer/masters transfer/arena transfer/cargo transfer/mover

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -15,6 +17,13 @@ def sim(simulated_accelerator: SimulatedAccelerator) -> SimulatedAccelerator:
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
-    """Every test draws the same random numbers each time."""
+def seeded() -> Iterator[None]:
+    """Every test draws the same random numbers each time, and computes its tiny layers in one thread.
+
+    Two threads would spend their time waiting for each other on a busy machine.
+    """
     torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -153,7 +153,10 @@ class InterleavedPair(SplitModel):
     def use(self, which: str, x: torch.Tensor) -> torch.Tensor:
         with self._offload_context(which):
             for block in self.blocks:
-                linear, scale = getattr(block, f"to_{which.lower()}"), getattr(block, f"scale_{which.lower()}")
+                linear, scale = (
+                    getattr(block, f"to_{which.lower()}"),
+                    getattr(block, f"scale_{which.lower()}"),
+                )
                 x = torch.tanh(linear(x) * scale + block.bias)
         return x
 
@@ -182,7 +185,11 @@ def frozen(target: Any) -> Any:
 
 def modules(target: Any) -> Iterable[nn.Module]:
     """The target if it is a module, else the modules it holds."""
-    return [target] if isinstance(target, nn.Module) else [one for one in vars(target).values() if isinstance(one, nn.Module)]
+    return (
+        [target]
+        if isinstance(target, nn.Module)
+        else [one for one in vars(target).values() if isinstance(one, nn.Module)]
+    )
 
 
 def tensors(target: Any) -> Iterator[torch.Tensor]:
@@ -197,7 +204,9 @@ def values(target: Any) -> dict[str, torch.Tensor]:
     found = {}
     for index, module in enumerate(modules(target)):
         for table in (module.named_parameters, module.named_buffers):
-            found |= {f"{index}.{name}": one.detach().cpu().clone() for name, one in table(remove_duplicate=False)}
+            found |= {
+                f"{index}.{name}": one.detach().cpu().clone() for name, one in table(remove_duplicate=False)
+            }
     return found
 
 
@@ -241,7 +250,9 @@ def footprint(target: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"target": sorted(vars(target))}
     for index, root in enumerate(modules(target)):
         for path, module in root.named_modules():
-            hooks = {name: len(table) for name, table in vars(module).items() if name.endswith("_hooks") and table}
+            hooks = {
+                name: len(table) for name, table in vars(module).items() if name.endswith("_hooks") and table
+            }
             found[f"{index}.{path}"] = (sorted(vars(module)), hooks)
     return found
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import SeaCacheConfig
 from diffusers.models.transformers.transformer_cosmos3 import Cosmos3OmniTransformer
 from peft import LoraConfig
 
-from omni_components import Offload, Role, offload
+from omni_components import DeclarationError, Offload, Role, offload
 from omni_components.models.cosmos3 import Cosmos3SplitPipeline, Cosmos3SplitTransformer
 from omni_components.testing import SimulatedAccelerator
 
@@ -221,6 +222,16 @@ def test_the_host_as_the_device() -> None:
         assert loads(handle) == {"reasoner": 1, "generator": 1, "vae": 1}
 
 
+def test_under_the_offload_of_diffusers(sim: SimulatedAccelerator) -> None:
+    """Which moves the transformer as a whole: right there, too."""
+    expected = tiny.request(tiny.pipeline(Cosmos3SplitPipeline).to(sim.device), **asked("text-to-image"))
+    pipe = tiny.pipeline(Cosmos3SplitPipeline)
+    pipe.enable_model_cpu_offload(device=sim.device)
+    for _ in range(2):
+        assert tiny.request(pipe, **asked("text-to-image")).same(expected)
+    pipe.remove_all_hooks()
+
+
 def test_the_pipeline_knows_where_it_computes(sim: SimulatedAccelerator) -> None:
     """diffusers asks the transformer, whose first weight is in the part that is away."""
     pipe = tiny.pipeline(split=True)
@@ -313,22 +324,26 @@ def test_a_pipeline_of_the_joint_model(tmp_path: Path) -> None:
 
 
 def test_a_pipeline_made_of_another() -> None:
-    """``from_pipe`` shares the weights."""
+    """``from_pipe`` shares the weights, and nothing else: a cache on one is not on the other."""
     joint = tiny.pipeline()
+    expected = tiny.request(joint, num_inference_steps=2)
     pipe = Cosmos3SplitPipeline.from_pipe(joint)
     pipe.set_progress_bar_config(disable=True)
     assert pipe.transformer.layers[0] is joint.transformer.layers[0]
-    assert tiny.request(joint, num_inference_steps=2).same(tiny.request(pipe, num_inference_steps=2))
+    assert expected.same(tiny.request(pipe, num_inference_steps=2))
+    pipe.transformer.enable_cache(SeaCacheConfig(threshold=10.0))
+    assert expected.same(tiny.request(joint, num_inference_steps=2))
+    assert not joint.transformer.is_cache_enabled
+    assert "forward" not in vars(joint.transformer)
 
 
-def test_a_split_of_a_wrapped_model() -> None:
-    from diffusers import SeaCacheConfig
-
-    from omni_components import DeclarationError
-
+def test_a_split_of_a_wrapped_model(sim: SimulatedAccelerator) -> None:
     joint = tiny.transformer(layers=1)
     joint.enable_cache(SeaCacheConfig())
     with pytest.raises(DeclarationError, match="wrapped"):
         Cosmos3SplitTransformer.from_joint(joint)
+    pipe = tiny.pipeline()
+    with offload(pipe, device=sim.device), pytest.raises(DeclarationError, match="wrapped"):
+        Cosmos3SplitPipeline.from_pipe(pipe)
     split = tiny.transformer(Cosmos3SplitTransformer, layers=1)
     assert Cosmos3SplitTransformer.from_joint(split) is split

@@ -230,6 +230,27 @@ def test_a_precision_that_changes_between_two_steps(pair: Pair) -> None:
     assert reads == [1, 1, 0, 1, 1]
 
 
+def test_autocast_between_two_steps(pair: Pair) -> None:
+    """What is read in half precision is not for a step in full precision, nor the other way round."""
+    call, reads = tiny.call(), []
+    for enabled in (False, True, True, False):
+        pair.reads = 0
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            pair.split.prefill(call["input_ids"], call["position_ids"])
+        reads.append(pair.reads)
+    assert reads == [1, 1, 0, 0]  # the first is kept, too
+
+
+def test_adapters_that_the_joint_model_had_before_the_split() -> None:
+    joint = tiny.transformer(layers=2)
+    joint.add_adapter(LoraConfig(**LORA, init_lora_weights=False), "style")
+    split = Cosmos3SplitTransformer.from_joint(joint)
+    split.set_adapters("style", 0.5)  # the layers are the same, and so is their scale
+    assert torch.equal(split(**tiny.call()).sample[0], joint(**tiny.call()).sample[0])
+    split.disable_adapters()
+    assert torch.equal(split(**tiny.call()).sample[0], joint(**tiny.call()).sample[0])
+
+
 # --- how much is kept, and how long ---------------------------------------------------------------------
 
 

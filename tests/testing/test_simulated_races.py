@@ -300,6 +300,16 @@ def test_labels_follow_the_tenant_of_the_memory(
     assert only(sim.expect_races()).label == "generator.a"
 
 
+def test_labels_of_a_module(sim: SimulatedAccelerator, side: torch.Stream) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).to(sim.device)
+    sim.label(model, "transformer")
+    model[1].running_mean.add_(1)
+    with side:
+        model[1].running_mean.add_(1)
+    assert only(sim.expect_races()).label == "transformer.1.running_mean"
+    side.synchronize()
+
+
 def test_what_is_left_waiting_at_the_end_is_checked_too(
     sim: SimulatedAccelerator, side: torch.Stream, arena: torch.Tensor, host: torch.Tensor
 ) -> None:

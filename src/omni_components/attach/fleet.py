@@ -24,7 +24,7 @@ from ..transfer.hostmemory import FileMappings, pinnable_bytes
 from ..transfer.masters import PinBudget, align
 from ..transfer.mover import ArenaMover
 from .diffusers import announce
-from .hooks import CallHook
+from .hooks import CallHook, forget_compiled
 from .methods import Advised, EntryPoint, entry_points, other_methods
 from .split import bind, unbind
 
@@ -109,6 +109,7 @@ class Fleet:
             for found, component in zip(fresh, components, strict=True):
                 self.attached[component.name] = self._attach(found, component, undo)
             self._bind_split_models(fresh, undo)
+            forget_compiled()
             undo.pop_all()
         for module, name in claims:
             _CLAIMS.setdefault(module, Claim(weakref.ref(self.ledger), {})).names[name] = names[name]
@@ -228,7 +229,7 @@ class Fleet:
             names = {found.part: found.name for found in fresh if found.split is model and found.part}
             bind(model, self.ledger, names)
             # Its first weight may be in a part that is away: it must be told where it computes, as others are.
-            steps = [partial(unbind, model), announce(model, self.device)]
+            steps: list[Callable[[], None]] = [partial(unbind, model), announce(model, self.device)]
             for step in steps:
                 undo.callback(step)
             for found in fresh:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..residency.events import Cause
 from ..residency.ledger import ResidencyLedger
+from ..residency.scope import OffloadScope
 
 _CALL = nn.Module._call_impl.__code__
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -36,6 +37,19 @@ def uncompiled(function: _Function) -> _Function:
         return torch.compiler.disable(function)  # type: ignore[no-untyped-call, no-any-return]
     return function
 
+
+def forget_compiled() -> None:
+    """Drop compiled code, once per enabling: what was compiled before would run past the new hooks in silence.
+
+    Its guards do not ask for hooks (``skip_nnmodule_hook_guards``). Switches never make any code anew.
+    """
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # type: ignore[no-untyped-call]
+
+
+# A compiled split model opens its scopes in the midst of its graphs. (The scope's own file imports no torch.)
+for _function in (OffloadScope.__enter__, OffloadScope.__exit__):
+    uncompiled(_function)
 
 _HOOK = Cause.HOOK  # asked for at every call; on the class it is looked up slower
 

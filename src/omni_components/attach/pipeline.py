@@ -15,7 +15,7 @@ import torch
 from ..components.component import Component
 from ..components.discovery import Declaration, discover, loose_tensors, unwrapped
 from ..components.recipes import follows_its_sequence, from_diffusers, is_diffusers_pipeline
-from ..errors import DeclarationError, PolicyError, ResidencyWarning, UnknownComponentError
+from ..errors import DeclarationError, PolicyError, ResidencyWarning, ScopeError, UnknownComponentError
 from ..policy import OffloadPolicy
 from ..protocols import SupportsOmniOffload
 from ..report.report import ResidencyReport
@@ -190,7 +190,9 @@ class Offload:
         movable = [self._target] if callable(getattr(self._target, "to", None)) else self._modules
         if not movable:
             owner = type(self._target).__name__
-            raise DeclarationError(owner, "has no method 'to', and no module that is known.", "Move it yourself.")
+            raise DeclarationError(
+                owner, "has no method 'to', and no module that is known.", "Move it yourself."
+            )
         for one in movable:
             one.to(device)
 
@@ -205,7 +207,13 @@ class Offload:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.disable()
+        try:
+            self.disable()
+        except ScopeError as second:
+            if error is None:
+                raise
+            if hasattr(error, "add_note"):  # the body's own error goes on untouched
+                error.add_note(f"Offload is still enabled: {second}")
 
     def __repr__(self) -> str:
         state = "enabled" if self.enabled else "disabled"
@@ -236,7 +244,10 @@ def _enable(
 ) -> Offload:
     declaration = from_diffusers(target, policy) if follows_its_sequence(target) else discover(target, policy)
     for found in declaration.found:
-        for path, module in found.called:
+        for path, module in [
+            *found.called,
+            *([(found.model, found.split)] if found.split is not None else []),
+        ]:
             refuse_other_offload(path, module)
     _warn_of_loose_tensors(declaration)  # before anything is touched: a warning may be an error
     fleet = _fleet(declaration, device, policy, ledger)
@@ -287,7 +298,9 @@ def _brings_its_own(target: Any) -> bool:
     return own is not OmniOffloadMixin.enable_omni_model_cpu_offload
 
 
-def _refuse_what_the_pair_cannot_take(target: Any, policy: OffloadPolicy, ledger: ResidencyLedger | None) -> None:
+def _refuse_what_the_pair_cannot_take(
+    target: Any, policy: OffloadPolicy, ledger: ResidencyLedger | None
+) -> None:
     known = {"pin_memory", "offload_components"}
     asked = {one.name: getattr(policy, one.name) for one in fields_of(policy) if one.name not in known}
     if ledger is not None:

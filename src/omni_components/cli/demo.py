@@ -13,6 +13,7 @@ import typer
 
 from ..errors import PolicyError
 from ..report.files import written_whole
+from .interrupts import Interrupts
 
 if TYPE_CHECKING:
     import torch
@@ -52,16 +53,19 @@ def demo(
 
         omni-components demo "a thin 2, a bold 7" --seed 3 --out two_seven.png
     """
-    request = _checked(" ".join(prompt or ()), device, steps, seed)
-    _refuse_other_formats(out)
-    timeline = out.with_suffix(".timeline.png")
-    with ExitStack() as files:
-        with _write_errors(out):
-            drafts = files.enter_context(written_whole(out, timeline))
-        picture, report = _draw(request)
-        with _write_errors(out):
-            _save(picture, report, *drafts)
-            files.close()
+    with Interrupts() as interrupts:
+        request = _checked(" ".join(prompt or ()), device, steps, seed)
+        _refuse_other_formats(out)
+        timeline = out.with_suffix(".timeline.png")
+        with ExitStack() as files:
+            with _write_errors(out):
+                drafts = files.enter_context(written_whole(out, timeline))
+            interrupts.check()
+            picture, report = _draw(request, interrupts)
+            with _write_errors(out):
+                _save(picture, report, *drafts)
+                interrupts.check()
+                files.close()
     _show(report, picture=out, timeline=timeline)
 
 
@@ -129,7 +133,7 @@ def _cannot_write(out: Path, error: OSError) -> str:
     return f"'{out}' and its timeline cannot be written ({error.strerror or error}); choose another file."
 
 
-def _draw(request: _Request) -> tuple[Image, ResidencyReport]:
+def _draw(request: _Request, interrupts: Interrupts) -> tuple[Image, ResidencyReport]:
     """The picture and the report, with a progress bar over the steps on a terminal."""
     # Imported here: --help need not wait for the demo.
     from rich.console import Console
@@ -153,12 +157,12 @@ def _draw(request: _Request) -> tuple[Image, ResidencyReport]:
         Progress(*columns, console=console, disable=not console.is_terminal) as progress,
     ):
         task = progress.add_task("drawing", total=request.steps)
-        output = pipeline(
-            request.prompt,
-            steps=request.steps,
-            seed=request.seed,
-            callback=lambda done, total: progress.update(task, completed=done, total=total),
-        )
+
+        def stepped(done: int, total: int) -> None:
+            interrupts.check()
+            progress.update(task, completed=done, total=total)
+
+        output = pipeline(request.prompt, steps=request.steps, seed=request.seed, callback=stepped)
         return output.images[0], handle.report()
 
 

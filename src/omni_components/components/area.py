@@ -125,9 +125,7 @@ def _fingerprint(root: nn.Module, seen: set[int], found: list[int]) -> int:
             for tensor in table.values():
                 if tensor is not None:
                     count += 1
-        for child in module._modules.values():
-            if child is not None:
-                todo.append(child)
+        todo.extend(child for child in module._modules.values() if child is not None)
     return count
 
 

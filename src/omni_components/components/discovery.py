@@ -324,7 +324,9 @@ def _refuse_inside_rest(declaration: Declaration, whole: list[Found]) -> None:
 
 
 def _inside(inner: Found, covered: set[int]) -> bool:
-    modules = [unwrapped(module) for _, module in inner.called] + ([inner.split] if inner.split is not None else [])
+    modules = [unwrapped(module) for _, module in inner.called] + (
+        [inner.split] if inner.split is not None else []
+    )
     return any(id(module) in covered for module in modules)
 
 
@@ -341,7 +343,9 @@ def _note_entry_points(declaration: Declaration, policy: OffloadPolicy) -> None:
     called = {one.name: one for one in declaration.found if one.called}
     for name, methods in policy.entry_points.items():
         if name not in called:
-            raise PolicyError("entry_points", name, f"from the components that are called: {', '.join(called)}")
+            raise PolicyError(
+                "entry_points", name, f"from the components that are called: {', '.join(called)}"
+            )
         called[name].entry_points = methods
 
 

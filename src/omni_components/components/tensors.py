@@ -261,7 +261,10 @@ def _refuse_unmovable(component: str, path: str, tensor: Any) -> None:
         )
     if not isinstance(tensor, torch.Tensor):
         raise UnsupportedTensorError(component, path, f"is a {kind}, not a tensor", _AS_RESIDENT)
-    if type(tensor).__torch_dispatch__ not in (torch.Tensor.__torch_dispatch__, nn.Parameter.__torch_dispatch__):
+    if type(tensor).__torch_dispatch__ not in (
+        torch.Tensor.__torch_dispatch__,
+        nn.Parameter.__torch_dispatch__,
+    ):
         reason = f"is a {kind}, which does not say where its bytes are (no __tensor_flatten__)"
         raise UnsupportedTensorError(component, path, reason, _AS_RESIDENT)
     if type(tensor).__module__.partition(".")[0] == "bitsandbytes":

@@ -16,6 +16,7 @@ from diffusers.hooks.sea_cache import SeaCacheConfig
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.models.transformers.transformer_cosmos3 import Cosmos3AttnProcessor, Cosmos3OmniTransformer
 from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import Cosmos3OmniPipeline
+from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import Tensor
 
 from ..attach.split import SplitModel
@@ -129,22 +130,27 @@ class Cosmos3SplitTransformer(SplitModel, Cosmos3OmniTransformer):  # type: igno
         """The split version of a loaded transformer, over the same modules: nothing is copied.
 
         Raises:
-            DeclarationError: Its ``forward`` is wrapped: by an offload, or by a cache.
+            DeclarationError: It is wrapped: by an offload, or by a cache.
         """
         if isinstance(joint, cls):
             return joint
-        if "forward" in vars(joint):
-            problem = "its forward is wrapped by an offload or a cache, which the split version would bypass."
+        if vars(joint).keys() & {"forward", "_hf_hook"}:
+            problem = "it is wrapped by an offload or a cache, which the split version would bypass."
             raise DeclarationError(type(joint).__name__, problem, "Split it first, then enable them.")
         with torch.device("meta"):
             split: Any = cls.from_config(joint.config)
         for table in ("_modules", "_parameters", "_buffers"):
             vars(split)[table].update(vars(joint)[table])
-        split.training = joint.training
+        split.training, split.gradient_checkpointing = joint.training, joint.gradient_checkpointing
+        # What loaders have noted on it: adapters, quantization. The registry of hooks would hook the joint model.
+        noted = {name: one for name, one in vars(joint).items() if name not in vars(split)}
+        noted.pop("_diffusers_hook", None)
+        vars(split).update(noted)
         return cast(Cosmos3SplitTransformer, split)
 
     # --- the reasoner ---------------------------------------------------------------------------------------
 
+    @apply_forward_hook  # type: ignore[untyped-decorator]  # diffusers' own offload brings the model in here, too
     @torch.no_grad()
     def prefill(self, input_ids: Tensor, position_ids: Tensor) -> None:
         """Read a prompt ahead, so that the calls with it need the generator only.
@@ -191,11 +197,12 @@ class Cosmos3SplitTransformer(SplitModel, Cosmos3OmniTransformer):  # type: igno
         return next((one for one in fresh if one.holds(ids, positions)), None)
 
     def _stamp(self, memory: PromptMemory) -> Hashable:
-        """What the weights that read a prompt are like now."""
+        """What decides the result besides the prompt: the state of the weights that read it, and the precision."""
+        kind = memory.ids.device.type
+        precision: tuple[Any, ...] = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         runtime = vars(self).get("_cosmos3_mixed_precision_runtime")  # diffusers': changes between steps
-        precision = None
         if runtime is not None and runtime.active:
-            precision = runtime.config, runtime.generation_high_precision
+            precision += runtime.config, runtime.generation_high_precision
         return self._epoch, precision, sum(one._version for one in memory.weights)
 
     def _reasoner_weights(self) -> tuple[Tensor, ...]:
@@ -213,11 +220,11 @@ class Cosmos3SplitTransformer(SplitModel, Cosmos3OmniTransformer):  # type: igno
         inputs = [call.get(name) for name in ("input_ids", "position_ids", "text_indexes", *_GENERATED)]
         obstacle = self._obstacle()
         memory = None if obstacle else self._known(inputs)
-        if not obstacle and memory is None:
-            obstacle = _misplaced(call)
-            memory = None if obstacle else self._noted(inputs)
         if memory is None:
-            return self._whole(obstacle, call)
+            obstacle = obstacle or _misplaced(call)
+            if obstacle:
+                return self._whole(obstacle, call)
+            memory = self._noted(inputs)
         with self._offload_context("generator"), self._memories.read(memory):
             return super().forward(**call)
 

@@ -65,7 +65,7 @@ class ResidencyReport:
         device: The execution device.
         rows: One per component.
         peak_bytes: Most device bytes of residents and loaded components at any time.
-        predicted_peak: Most that the declaration allows.
+        predicted_peak: Most that the declarations in its history allowed.
         facts: What the mover adds.
         events: The history, oldest first.
         taken_at: ``time.perf_counter()`` when the report was made.
@@ -90,7 +90,7 @@ class ResidencyReport:
                 for one in ledger.components
             ),
             peak_bytes=history.peak,
-            predicted_peak=ledger.predicted_peak,
+            predicted_peak=max(history.predicted, ledger.predicted_peak),
             facts=facts,
             events=tuple(history),
             taken_at=time.perf_counter(),

@@ -74,13 +74,20 @@ class Totals:
 
 
 class History:
-    """The last ``limit`` events, totals per component, and the peak; cost per event is constant."""
+    """The last ``limit`` events, totals per component, and the peaks; cost per event is constant.
+
+    Attributes:
+        totals: What each component has cost, whether the events are still there or not.
+        peak: Most device bytes after any event.
+        predicted: Most that the declarations have allowed so far.
+    """
 
     def __init__(self, limit: int) -> None:
         self._events: deque[ResidencyEvent] = deque(maxlen=limit)
         self._listeners: list[Callable[[ResidencyEvent], None]] = []
         self.totals: dict[str, Totals] = {}
         self.peak = 0
+        self.predicted = 0
 
     def record(self, event: ResidencyEvent) -> None:
         """Append an event and tell the listeners."""

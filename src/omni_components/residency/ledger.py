@@ -100,6 +100,7 @@ class ResidencyLedger:
         """
         with self._mutex:
             self._book.admit(components, conflicts)
+            self.history.predicted = max(self.history.predicted, self._book.predicted_peak())
             for one in components:
                 self._switch.record(EventKind.ENABLE, one.name, Cause.MANUAL)
 
@@ -177,8 +178,21 @@ class ResidencyLedger:
         scope.used = True
         stack = self._local.stack
         try:
-            if not self._entered_at_once(scope, stack):
-                self._enter_in_turn(scope, stack)
+            # The fast path, written out: the component is there, and nobody is, or comes first, in the way.
+            with self._mutex:
+                entry, turns = self._book.entries.get(scope.name), self._turns
+                if (
+                    entry is not None
+                    and entry.state is _DEVICE
+                    and (not (turns.moving or turns.waiters) or turns.may_share(Waiter(stack, entry)))
+                ):
+                    scope.stack = stack
+                    stack.scopes.append(scope)
+                    entry.scopes.append(scope)
+                    scope.displaced = stack.lost  # what is missing outside comes back when this one leaves
+                    self.mover.touch(scope.name)
+                    return
+            self._enter_in_turn(scope, stack)
         except BaseException as error:
             # An interrupt may come between any two steps, and __exit__ will not be called.
             self._unpin(scope)
@@ -200,7 +214,12 @@ class ResidencyLedger:
         if scope.displaced:
             stack.lost = True  # until it is restored, lest an interrupt hides that something is missing
         try:
-            self._unpin(scope)
+            with self._mutex:  # _unpin of an innermost scope, written out: every scope comes this way
+                stack.scopes.remove(scope)
+                self._book.entries[scope.name].scopes.remove(scope)
+                scope.stack = scope.call = None
+                if self._turns.waiters:
+                    self._changed.notify_all()
         except BaseException:
             self._unpin(scope)  # interrupted before it was done; a leaked pin would hold the device for ever
             raise
@@ -287,20 +306,6 @@ class ResidencyLedger:
         self._in_turn(self._compare)
 
     # --- taking turns -------------------------------------------------------------------------------------------
-
-    def _entered_at_once(self, scope: OffloadScope, stack: ThreadStack) -> bool:
-        """The fast path: the component is there and nobody is, or comes first, in the way."""
-        with self._mutex:
-            entry = self._book.entries.get(scope.name)
-            if entry is None or entry.state is not _DEVICE:
-                return False
-            turns = self._turns
-            if (turns.moving or turns.waiters) and not turns.may_share(Waiter(stack, entry)):
-                return False
-            self._book.pin(scope, entry, stack)
-            scope.displaced = stack.lost  # what is missing outside comes back when this one leaves
-            self.mover.touch(scope.name)
-            return True
 
     def _enter_in_turn(self, scope: OffloadScope, stack: ThreadStack) -> None:
         entry = self._book[scope.name]

@@ -54,14 +54,18 @@ class Switch:
     def _transfer(self, entry: Entry, passing: State, target: State, cause: Cause) -> None:
         start = time.perf_counter()
         act = self._mover.load if target is State.DEVICE else self._mover.evict
+        kind = EventKind.LOAD if target is State.DEVICE else EventKind.EVICT
+        moved = None
         try:
             self._step(entry, passing)
             moved = act(entry.name)
             self._step(entry, target)
         except BaseException:
             self._settle(entry, cause, start)
+            if moved is not None and entry.state is target:
+                self._note(entry, kind, cause, start, moved)  # interrupted when it was done already
             raise
-        self._note(entry, EventKind.LOAD if target is State.DEVICE else EventKind.EVICT, cause, start, moved)
+        self._note(entry, kind, cause, start, moved)
 
     def _step(self, entry: Entry, state: State) -> None:
         with self._mutex:
@@ -73,9 +77,7 @@ class Switch:
         if entry.state is truth:
             return  # it failed before anything was reserved
         if (entry.state, truth) == (State.DEVICE, State.HOST):
-            self._step(
-                entry, State.EVICTING
-            )  # interrupted after the commit of a load that the mover took back
+            self._step(entry, State.EVICTING)  # interrupted after a commit that the mover took back
         self._step(entry, truth)
         with self._mutex:
             self.record(EventKind.ROLLBACK, entry.name, cause, start)

@@ -65,10 +65,12 @@ class Cargo:
         runs = list(runs)
         self.groups = [make_group(run, crosses=self._crosses) for run in runs]
         self.composites = compose(runs, self.groups)
-        self._started_on = [(one, one.source.device) for one in self.groups if one.source.device.type != "cpu"]
+        self._started_on = [
+            (one, one.source.device) for one in self.groups if one.source.device.type != "cpu"
+        ]
 
     def send_back(self) -> None:
-        """Enabling failed, and the component is home: weights that were on a device go back there, aliases as aliases."""
+        """Enabling failed, and the component is home: what was on a device goes back, aliases as aliases."""
         sent: set[int] = set()
         for group, device in self._started_on:
             if group.source.device == device:
@@ -258,11 +260,12 @@ class Cargo:
 
     def _sorted_slots(self) -> tuple[dict[int, list[Slot]], list[Slot]]:
         """Slots by the member whose bound object they hold (by ``id``), and those that hold something else."""
-        everything: list[Member | Composite] = [*(one for one in self.members() if one.slots), *self.composites]
+        everything: list[Member | Composite] = [
+            *(one for one in self.members() if one.slots),
+            *self.composites,
+        ]
         bound = {
-            id(one.device if self.present else one.host): one
-            for one in everything
-            if one.sound(self.present)
+            id(one.device if self.present else one.host): one for one in everything if one.sound(self.present)
         }
         kept: dict[int, list[Slot]] = {}
         strays = []

@@ -166,8 +166,20 @@ class SimulatedAccelerator:
         self._loaded.clear_races(self._leader)
         return races
 
-    def label(self, tensor: torch.Tensor, name: str) -> None:
-        """Names the bytes that a tensor occupies now; race reports about them carry the name."""
+    def label(self, target: torch.Tensor | torch.nn.Module, name: str) -> None:
+        """Names the bytes that a tensor occupies now; race reports about them carry the name.
+
+        Of a module it names each parameter and buffer on the device, as ``name.layers.0.weight``. A new name
+        replaces older ones of the same bytes, and freed memory loses its name.
+        """
+        if isinstance(target, torch.Tensor):
+            self._label_tensor(target, name)
+            return
+        for path, tensor in [*target.named_parameters(), *target.named_buffers()]:
+            if tensor.device.type == BACKEND:
+                self._label_tensor(tensor, f"{name}.{path}")
+
+    def _label_tensor(self, tensor: torch.Tensor, name: str) -> None:
         if tensor.numel() == 0:
             return
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

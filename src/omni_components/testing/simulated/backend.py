@@ -39,6 +39,9 @@ def extension() -> ModuleType:
 
 
 def _register() -> ModuleType:
+    registered: ModuleType | None = getattr(getattr(torch, BACKEND, None), "_omni_components_extension", None)
+    if registered is not None:
+        return registered  # this module was imported anew, as pytester does; torch still has the device
     taken = torch._C._get_privateuse1_backend_name()
     if taken not in ("privateuseone", BACKEND):
         raise SimulatedAcceleratorUnavailable(f"torch's PrivateUse1 slot is taken by the backend {taken!r}")
@@ -64,6 +67,7 @@ def _caller() -> str:
 def _device_module(loaded: ModuleType) -> types.ModuleType:
     """What torch and users find as ``torch.sim``."""
     module: Any = types.ModuleType("torch.sim", "The simulated accelerator of omni_components.testing.")
+    module._omni_components_extension = loaded
     module.is_available = lambda: loaded.active_devices() > 0
     module.is_initialized = lambda: True
     module._is_in_bad_fork = lambda: False
@@ -71,7 +75,11 @@ def _device_module(loaded: ModuleType) -> types.ModuleType:
     module.current_device = loaded.current_device
     module.device = lambda device: torch.accelerator.device_index(_index_of(device))
     module.set_device = torch.accelerator.set_device_index
+    module.Stream = torch.Stream
+    module.Event = torch.Event
+    module.stream = lambda stream: stream  # a torch.Stream is a context manager already
     module.current_stream = torch.accelerator.current_stream
+    module.set_stream = torch.accelerator.set_stream
     module.synchronize = torch.accelerator.synchronize
     module.empty_cache = torch.accelerator.empty_cache
     module.memory_allocated = torch.accelerator.memory_allocated

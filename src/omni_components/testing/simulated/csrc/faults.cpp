@@ -45,12 +45,24 @@ std::vector<int> unfinished_streams(int leader) {
   return found;
 }
 long ask(PyObject* chooser, size_t count) {
-  pybind11::gil_scoped_acquire gil;
   PyObject* answer = PyObject_CallFunction(chooser, "n", static_cast<Py_ssize_t>(count));
   long choice = answer ? PyLong_AsLong(answer) : -1;
   Py_XDECREF(answer);
   if (PyErr_Occurred()) throw_python_error();
   return choice;
+}
+bool is_drawn() {
+  Lock lock;
+  return leader_of(current_device()).order == CopyOrder::kDrawn;
+}
+// The chooser, held for us, and the streams it may choose from; null if there is nothing to choose.
+PyObject* take_chooser(std::vector<int>& queued) {
+  Lock lock;
+  int leader = device(current_device()).leader;
+  queued = unfinished_streams(leader);
+  PyObject* chooser = queued.empty() ? nullptr : device(leader).chooser;
+  Py_XINCREF(chooser);
+  return chooser;
 }
 
 std::string caller() {
@@ -83,17 +95,15 @@ void maybe_fail(FaultPoint point, int index) {
 }
 
 void consider_running() {
+  if (!is_drawn()) return;
   std::vector<int> queued;
-  PyObject* chooser = nullptr;
+  long choice = 0;
   {
-    Lock lock;
-    int leader = device(current_device()).leader;
-    if (device(leader).order != CopyOrder::kDrawn) return;
-    chooser = device(leader).chooser;
-    queued = unfinished_streams(leader);
+    pybind11::gil_scoped_acquire gil;  // before the lock, as everywhere
+    auto chooser = pybind11::reinterpret_steal<pybind11::object>(take_chooser(queued));
+    if (!chooser) return;
+    choice = ask(chooser.ptr(), queued.size());
   }
-  if (queued.empty()) return;
-  long choice = ask(chooser, queued.size());
   Lock lock;
   if (choice < 1 || choice > static_cast<long>(queued.size())) return;  // none runs now
   int slot = queued[choice - 1];

@@ -45,7 +45,8 @@ uintptr_t address(const void* memory) { return reinterpret_cast<uintptr_t>(memor
   C10_THROW_ERROR(
       OutOfMemoryError,
       "simulated accelerator out of memory: sim:" + std::to_string(index) + " tried to allocate " +
-          mib(static_cast<int64_t>(bytes)) + "; " + mib(d.capacity - d.n.allocated) + " of " +
+          mib(static_cast<int64_t>(bytes)) + "; " +
+          mib(std::max<int64_t>(0, d.capacity - d.n.allocated)) + " of " +
           mib(d.capacity) + " free, " + mib(d.n.allocated) + " allocated");
 }
 // Takes `rounded` bytes off the device's capacity.

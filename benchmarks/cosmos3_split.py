@@ -1,0 +1,185 @@
+"""Time of a denoising loop: Cosmos3 split in two beside diffusers' joint class, same weights, same machine, same run.
+
+    python benchmarks/cosmos3_split.py --json FILE [--quick]
+
+The joint class runs the reasoner's and the generator's half of every layer at every step. The split one runs the
+reasoner's half at the first step only. With N text tokens, M generated ones and S steps it pushes N + S * M tokens
+through half a layer instead of S * (N + M); `by_tokens` is that ratio, what to expect where attention is cheap.
+
+Steps of the two take turns, so that whatever else the machine does slows both; the figures are medians over repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.models.transformers.transformer_cosmos3 import Cosmos3OmniTransformer
+
+from omni_components.models.cosmos3 import Cosmos3SplitTransformer
+
+LATENT = {"latent_channel": 16, "latent_patch_size": 2, "patch_latent_dim": 64}
+VOCABULARY = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured."""
+
+    hidden: int = 512
+    layers: int = 8
+    steps: int = 20
+    grid: int = 16  # patches on a side of the picture
+    texts: tuple[int, ...] = (64, 512, 2048)
+    repeats: int = 3
+
+
+QUICK = Plan(hidden=128, layers=2, steps=4, grid=4, texts=(64, 512), repeats=3)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Medians for one length of text; seconds of all steps."""
+
+    text_tokens: int
+    generated_tokens: int
+    joint_s: float
+    split_s: float
+    first_step_s: float
+    later_step_s: float
+    ratio: float
+    by_tokens: float
+    largest_difference: float
+
+
+def build(plan: Plan) -> tuple[Cosmos3OmniTransformer, Cosmos3SplitTransformer]:
+    """The joint class with random weights, in Cosmos3's proportions, and the split one over the same weights."""
+    torch.manual_seed(0)
+    joint = Cosmos3OmniTransformer(
+        hidden_size=plan.hidden,
+        intermediate_size=3 * plan.hidden,
+        num_hidden_layers=plan.layers,
+        head_dim=64,
+        num_attention_heads=plan.hidden // 64,
+        num_key_value_heads=max(plan.hidden // 256, 1),
+        rope_axes_dim=[12, 10, 10],
+        vocab_size=VOCABULARY,
+        **LATENT,
+    )
+    joint.eval().requires_grad_(False)
+    return joint, Cosmos3SplitTransformer.from_joint(joint)
+
+
+def call(plan: Plan, text: int) -> dict[str, Any]:
+    """The arguments that stay the same from step to step, as the pipeline packs them."""
+    side = torch.arange(plan.grid)
+    picture = plan.grid**2
+    places = torch.stack([torch.full((picture,), text), *torch.cartesian_prod(side, side).T])
+    indexes = torch.arange(text, text + picture)
+    return {
+        "input_ids": torch.randint(VOCABULARY, (text,)),
+        "text_indexes": torch.arange(text),
+        "position_ids": torch.cat([torch.arange(text).expand(3, -1), places], dim=1),
+        "und_len": text,
+        "sequence_length": text + picture,
+        "vision_token_shapes": [(1, plan.grid, plan.grid)],
+        "vision_sequence_indexes": indexes,
+        "vision_mse_loss_indexes": indexes,
+        "vision_noisy_frame_indexes": [torch.tensor([0])],
+    }
+
+
+def measure(plan: Plan, models: dict[str, Any], text: int) -> Row:
+    """Repeat the loop over one length of text."""
+    runs = [_loop(plan, models, text) for _ in range(plan.repeats)]
+    joint, split = (statistics.median(sum(run[name]) for run, _ in runs) for name in ("joint", "split"))
+    picture, steps = plan.grid**2, plan.steps
+    return Row(
+        text_tokens=text,
+        generated_tokens=picture,
+        joint_s=joint,
+        split_s=split,
+        first_step_s=statistics.median(run["split"][0] for run, _ in runs),
+        later_step_s=statistics.median(second for run, _ in runs for second in run["split"][1:]),
+        ratio=joint / split,
+        by_tokens=steps * (text + picture) / (text + steps * picture),
+        largest_difference=max(difference for _, difference in runs),
+    )
+
+
+def _loop(plan: Plan, models: dict[str, Any], text: int) -> tuple[dict[str, list[float]], float]:
+    """One request of each model, step by step in turns; every request reads its prompt anew."""
+    models["split"].forget()
+    same = call(plan, text)
+    latents = torch.randn(1, 16, 1, 2 * plan.grid, 2 * plan.grid)
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    difference = 0.0
+    for step in range(plan.steps):
+        noise = 1.0 - step / plan.steps
+        outputs = {}
+        order = list(models) if step % 2 else list(models)[::-1]
+        for name in order:
+            changing = {
+                "vision_tokens": [latents],
+                "vision_timesteps": torch.full((plan.grid**2,), 1000.0 * noise),
+            }
+            start = time.perf_counter()
+            outputs[name] = models[name](**same, **changing, return_dict=False)[0][0]
+            seconds[name].append(time.perf_counter() - start)
+        difference = max(difference, float((outputs["joint"] - outputs["split"]).abs().max()))
+        latents = latents - outputs["split"] / plan.steps
+    return seconds, difference
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    """Measure, print a table, write the file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument(
+        "--quick", action="store_true", help="small and short: shows that it runs, not how fast"
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args(arguments)
+    plan = QUICK if given.quick else Plan()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(given.threads)
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            joint, split = build(plan)
+            models = {"joint": joint, "split": split}
+            _loop(Plan(**{**asdict(plan), "steps": 1}), models, 16)  # warm up
+            rows = [measure(plan, models, text) for text in plan.texts]
+    finally:
+        torch.set_num_threads(threads)
+    figures: dict[str, Any] = {
+        **{f"ratio_{row.text_tokens}": row.ratio for row in rows},
+        "plan": asdict(plan),
+        "threads": given.threads,
+        "torch": torch.__version__,
+        "rows": [asdict(row) for row in rows],
+    }
+    print(_table(plan, rows))
+    if given.json is not None:
+        given.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    return figures
+
+
+def _table(plan: Plan, rows: list[Row]) -> str:
+    what = f"{plan.steps} steps, {plan.hidden} wide, {plan.layers} layers, {plan.grid**2} generated tokens"
+    head = "text tokens   joint s   split s   joint/split   by tokens   largest difference"
+    body = [
+        f"{row.text_tokens:11d} {row.joint_s:9.2f} {row.split_s:9.2f} {row.ratio:13.2f} {row.by_tokens:11.2f}"
+        f" {row.largest_difference:20.1e}"
+        for row in rows
+    ]
+    return "\n".join([f"{what}; medians of {plan.repeats}", head, *body])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""The machine over the real mover: tiny modules on the simulated accelerator, with just enough memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from hypothesis import strategies as st
+from torch import nn
+
+from omni_components import Component, OffloadPolicy, ResidencyLedger, Role
+from omni_components.components.area import Area
+from omni_components.components.tensors import extents, overlapping
+from omni_components.protocols import Moved
+from omni_components.testing import SimulatedAccelerator
+from omni_components.testing.machine import ResidencyMachine, Subject
+from omni_components.testing.modules import TinyModule
+from omni_components.testing.movers import Fault, FaultPlan
+from omni_components.testing.strategies import ComponentSet, component_sets
+from omni_components.transfer.cargo import Cargo
+from omni_components.transfer.device import backend_for, data_crosses, registrar_for
+from omni_components.transfer.masters import PinBudget, align
+from omni_components.transfer.mover import ArenaMover
+
+WIDTH = 24
+INPUT = torch.linspace(-1, 1, 2 * WIDTH).reshape(2, WIDTH)
+ACTIVATIONS = 16 << 10  # bytes beside the weights
+
+
+class FaultyArenaMover(ArenaMover):
+    """The real mover, whose moves fail as planned: by the device where it can, in the binding where it cannot."""
+
+    def __init__(self, sim: SimulatedAccelerator, *, keep_arena: bool) -> None:
+        super().__init__(backend_for(sim.device), keep_arena=keep_arena)
+        self.sim = sim
+        self.faults = FaultPlan()
+        self._count = 0
+
+    def load(self, name: str) -> Moved:
+        return self._struck("load", name, super().load, self._break_load)
+
+    def evict(self, name: str) -> Moved:
+        return self._struck("evict", name, super().evict, self._break_evict)
+
+    def _struck(
+        self,
+        verb: str,
+        name: str,
+        move: Callable[[str], Moved],
+        break_it: Callable[[Cargo, Fault], None],
+    ) -> Moved:
+        fault = self.faults.strike(verb, name)  # type: ignore[arg-type]
+        if fault is None:
+            return move(name)
+        if fault.when == "before":
+            raise fault.make(name)
+        if fault.when == "inside":
+            self._count += 1
+            break_it(self.cargo(name), fault)
+        try:
+            move(name)
+        finally:
+            self.sim.heal()
+            vars(self.cargo(name)).pop("bind_host", None)
+            vars(self.cargo(name)).pop("bind_device", None)
+        raise fault.make(name)
+
+    def _break_load(self, cargo: Cargo, fault: Fault) -> None:
+        copies = sum(1 for group in cargo.groups if not group.packed and group.nbytes) + len(cargo.slabs)
+        error = KeyboardInterrupt if fault.error is KeyboardInterrupt else None
+        if self._count % 2 or not copies:
+            cargo.bind_device = _half(cargo, "bind_device", fault)  # type: ignore[method-assign]
+        else:
+            self.sim.fail(copy=self._count % max(1, copies - len(cargo.slabs)), error=error)
+
+    def _break_evict(self, cargo: Cargo, fault: Fault) -> None:
+        cargo.bind_host = _half(cargo, "bind_host", fault)  # type: ignore[method-assign]
+
+
+def _half(cargo: Cargo, name: str, fault: Fault) -> Callable[[], None]:
+    """Bind half of the tensors, then fail."""
+
+    def bind() -> None:
+        del vars(cargo)[name]  # the way back works
+        members = list(cargo.members())
+        for member in members[: len(members) // 2]:
+            getattr(member, name)()
+        raise fault.make(cargo.name)
+
+    return bind
+
+
+class ArenaSubject:
+    """Modules with twins that stay on the host: the resident run that everything is compared with.
+
+    Args:
+        declared: Names and conflicts; the sizes are the modules'.
+        make: Builds the module of a name, the same each time. (A deep copy of a parameter is no alias any more.)
+        keep: Whether the arena is held.
+        pinned: Most bytes that can be pinned; the rest of the masters is pageable.
+        order: When late copies run, as the accelerator takes it.
+    """
+
+    def __init__(
+        self,
+        declared: ComponentSet,
+        make: Callable[[str], nn.Module],
+        *,
+        policy: OffloadPolicy,
+        keep: bool,
+        pinned: int | None,
+        order: object,
+    ) -> None:
+        self._declared = declared
+        self.modules = {name: make(name) for name in declared.names}
+        self.twins = {name: make(name) for name in declared.names}
+        self.values = dict.fromkeys(declared.names, 0)
+        self.sim = SimulatedAccelerator(copies=order)  # type: ignore[arg-type]
+        self.sim.__enter__()
+        self.sim.pinned_capacity = pinned
+        self.mover = FaultyArenaMover(self.sim, keep_arena=keep)
+        self.ledger = ResidencyLedger(self.mover, policy)
+        self.components: Sequence[Component] = [self._component(one) for one in declared.components]
+        self.admit(declared.names)
+        self.sim.capacity = self._rounded_peak() + ACTIVATIONS
+
+    def _component(self, declared: Component) -> Component:
+        cargo = self._cargo(declared.name)
+        size = sum(align(group.nbytes) for group in cargo.groups)
+        return Component(
+            name=declared.name, role=Role.DIT, bytes=size, tensors=cargo.tensors, resident=declared.resident
+        )
+
+    def _cargo(self, name: str) -> Cargo:
+        area = Area(self.modules[name], [""], name)
+        cargo = Cargo(name, area, crosses=data_crosses(self.sim.device))
+        cargo.declare(overlapping(extents(area.slots())))
+        return cargo
+
+    def _rounded_peak(self) -> int:
+        """The heaviest set, with the allocator's rounding of each block to 512 bytes."""
+        return self.ledger.predicted_peak + 512 * len(self.components)
+
+    # --- the machine's subject ----------------------------------------------------------------------------
+
+    def conflict(self, one: str, other: str) -> bool:
+        return self._declared.conflict(one, other)
+
+    def admit(self, names: Sequence[str]) -> None:
+        fresh = [one for one in self.components if one.name in names]
+        taken = {one.name for one in self.ledger.components}
+        cargoes = [self._cargo(one.name) for one in fresh if one.name not in taken]
+        for cargo in cargoes:
+            self.mover.register(cargo)
+        self.ledger.admit(fresh, lambda one, other: self.conflict(one.name, other.name))
+        budget = PinBudget(1 << 40, registrar_for(self.sim.device), said=True)
+        for cargo in cargoes:
+            cargo.master(budget)
+        swapped = [one.name for one in self.ledger.components if not one.resident]
+        self.mover.arrange(swapped, self.conflict)
+
+    def retire(self, names: Sequence[str]) -> None:
+        self.ledger.retire(names)
+        for name in names:
+            self.mover.forget(name)
+
+    def arm(self, fault: Fault) -> None:
+        self.mover.faults.arm(fault)
+
+    def disarm(self) -> None:
+        self.mover.faults.clear()
+
+    def write(self, name: str, value: int) -> None:
+        """In place, where the weights are now: I7 says that they are never lost."""
+        self.values[name] = value
+        with torch.no_grad():
+            for one in (self.modules[name], self.twins[name]):
+                weight = one.layers[0].weight
+                if value % 3:
+                    weight[value % WIDTH].fill_(value / 100)
+                else:
+                    weight.mul_(-1.0 + value / 200)
+
+    def read(self, name: str) -> int:
+        """Every tensor equals the twin's, wherever it is, with its shape, strides and aliases."""
+        mine, theirs = dict(_tensors(self.modules[name])), dict(_tensors(self.twins[name]))
+        assert list(mine) == list(theirs)
+        for path, tensor in mine.items():
+            other = theirs[path]
+            assert (tensor.shape, tensor.stride(), tensor.dtype) == (other.shape, other.stride(), other.dtype), path
+            assert torch.equal(tensor.cpu(), other), f"{name}.{path} is not what was written last"
+        return self.values[name]
+
+    def compute(self, name: str) -> None:
+        """Bit for bit the result of the resident run."""
+        with torch.no_grad():
+            result = self.modules[name](INPUT.to(self.sim.device)).cpu()
+            assert torch.equal(result, self.twins[name](INPUT)), f"{name!r} computed something else"
+
+    def violations(self) -> Sequence[str]:
+        """What the device saw: races, and memory beyond the predicted peak (I1, I8)."""
+        found = [str(race) for race in self.sim.races]
+        peak, limit = self.sim.stats().peak, self.sim.capacity
+        if limit is not None and peak > limit:
+            found.append(f"{peak} bytes were allocated, {limit} predicted")
+        return found
+
+    def close(self) -> None:
+        self.sim.__exit__(None, None, None)
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+class ArenaMachine(ResidencyMachine):
+    """Random phases over the real mover."""
+
+    def make_subject(self, data: st.DataObject) -> Subject:
+        declared = data.draw(component_sets(members=2), label="declared")
+        traits = st.frozensets(st.sampled_from(TinyModule.TRAITS), max_size=3)
+        chosen = {name: data.draw(traits, label=f"traits of {name}") for name in declared.names}
+
+        def make(name: str) -> nn.Module:
+            count = declared.names.index(name)
+            return TinyModule(WIDTH, 1 + count % 2, chosen[name], torch.Generator().manual_seed(count))
+
+        choices = data.draw(st.lists(st.integers(0, 2), max_size=60), label="copies")
+        return ArenaSubject(
+            declared,
+            make,
+            policy=OffloadPolicy(nesting=data.draw(st.sampled_from(("switch", "error")))),
+            keep=data.draw(st.booleans(), label="keep the arena"),
+            pinned=data.draw(st.sampled_from((None, 8192, 0)), label="pinnable bytes"),
+            order=data.draw(st.sampled_from(("lazy", "eager", _chooser(choices)))),
+        )
+
+
+def _chooser(choices: Sequence[int]) -> Callable[[int], int]:
+    left = iter(choices)
+    return lambda count: next(left, 0) % (count + 1)
