@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
 from omni_components import (
+    BudgetError,
     Offload,
     OffloadPolicy,
     PolicyError,
@@ -304,3 +307,44 @@ def test_weights_that_start_on_the_device_or_on_both_sides_end_on_the_host(sim):
         handle.disable()
         assert set(places(target).values()) == {"cpu"}
         assert same_values(target, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_component_that_the_device_memory_cannot_hold_is_refused_before_anything_moves(sim, kind):
+    """I8: the policy's budget; the error has the numbers, and nothing was touched."""
+    target = build(kind, width=64)
+    with offload(target, sim.device) as handle:
+        largest = max((one for one in handle.components if not one.resident), key=lambda one: one.bytes)
+        residents = sum(one.bytes for one in handle.components if one.resident)
+    before = footprint(target), places(target)
+    with pytest.raises(BudgetError) as caught:
+        offload(target, sim.device, device_memory=largest.bytes + residents - 1)
+    assert (caught.value.wanted, caught.value.residents) == (largest.bytes, residents)
+    assert (footprint(target), places(target)) == before
+    with offload(target, sim.device, device_memory=largest.bytes + residents) as handle:
+        for which in "AB":
+            target.use(which, torch.randn(2, 64, device=sim.device))
+        handle.ledger.audit()
+
+
+def test_disable_while_another_thread_is_inside_a_scope_is_refused_and_changes_nothing(sim):
+    """I4: the other thread's component stays under it."""
+    target = build("pipeline")
+    handle = offload(target, sim.device)
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> torch.device:
+        with handle.scope("A"):
+            entered.set()
+            leave.wait(20)
+            return next(target.A.parameters()).device
+
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(hold)
+        assert entered.wait(20)
+        with pytest.raises(ScopeError, match="'A'"):
+            handle.disable()
+        assert handle.enabled
+        leave.set()
+        assert held.result(20) == sim.device
+    handle.disable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import ClassVar
 
 import pytest
@@ -331,9 +332,17 @@ class Odd:
     def broken(self) -> nn.Module:
         return self.text_encoder.no_such_thing
 
+    @cached_property
+    def cached(self) -> nn.Module:
+        return self.text_encoder.no_such_thing
+
     @property
     def refusing(self) -> nn.Module:
         raise ValueError("not loaded yet")
+
+    @property
+    def keyed(self) -> nn.Module:
+        return {}["not loaded yet"]
 
     def method(self) -> None:
         """No module either."""
@@ -368,19 +377,50 @@ def test_c31_a_typo_in_a_path_is_named_with_where_it_broke_and_the_nearest_name(
         assert f"Did you mean {hint!r}" in str(caught.value)
 
 
-def test_c31_an_attribute_error_inside_a_property_is_shown_as_it_is(sim):
-    """The name is there; what it says when asked is the fault, not a missing path."""
-    pipe = declared(Odd(), _dit_modules=["transformer"], _encoder_modules=["broken"])
+@pytest.mark.parametrize("path", ["broken", "cached", "inside.broken", "inside.cached"])
+def test_c31_an_attribute_error_inside_a_property_is_shown_as_it_is(sim, path):
+    """The name is there; what it says when asked is the fault, not a missing path. Also inside a module."""
+
+    class Inside(Holder):
+        broken, cached = Odd.broken, cached_property(lambda self: self.text_encoder.no_such_thing)
+
+    Inside.cached.__set_name__(Inside, "cached")
+    pipe = declared(Odd(), _dit_modules=["transformer"], _encoder_modules=[path])
+    pipe.inside = Inside(text_encoder=Stack())
     with pytest.raises(DeclarationError, match="no_such_thing") as caught:
         offload(pipe, sim.device)
     assert not isinstance(caught.value, ComponentNotFoundError)
     assert isinstance(caught.value.__cause__, AttributeError)
-    assert "'broken'" in str(caught.value)
+    assert repr(path) in str(caught.value)
 
 
-def test_c31_any_other_error_inside_a_property_goes_on_untouched(sim):
-    pipe = declared(Odd(), _dit_modules=["transformer"], _encoder_modules=["refusing"])
-    with pytest.raises(ValueError, match="not loaded yet"):
+@pytest.mark.parametrize(
+    "attribute", ["_dit_modules", "_encoder_modules", "_vae_modules", "_resident_modules"]
+)
+@pytest.mark.parametrize("base", [Stack, object])
+def test_c31_an_attribute_error_inside_a_list_that_is_computed_is_shown_as_it_is(sim, base, attribute):
+    """It does not read as a pipeline that declares nothing."""
+    lists = {"_dit_modules": ["transformer"], "_encoder_modules": ["text_encoder"], "_vae_modules": []}
+    computed = property(lambda self: self.config.no_such_thing)
+    pipe = type("Computed", (base,), {**lists, attribute: computed, "config": None})()
+    pipe.text_encoder, pipe.transformer = Stack(), Stack()
+    with pytest.raises(DeclarationError, match="no_such_thing"):
+        offload(pipe, sim.device)
+
+
+def test_c31_a_resident_list_of_none_is_no_list(sim):
+    """It is optional."""
+    pipe = declared(
+        Odd(), _dit_modules=["transformer"], _encoder_modules=["text_encoder"], _resident_modules=None
+    )
+    with offload(pipe, sim.device) as handle:
+        assert {one.name for one in handle.components} == {"transformer", "text_encoder"}
+
+
+@pytest.mark.parametrize(("path", "error"), [("refusing", ValueError), ("keyed", KeyError)])
+def test_c31_any_other_error_inside_a_property_goes_on_untouched(sim, path, error):
+    pipe = declared(Odd(), _dit_modules=["transformer"], _encoder_modules=[path])
+    with pytest.raises(error, match="not loaded yet"):
         offload(pipe, sim.device)
 
 
@@ -397,7 +437,14 @@ def test_c31_a_path_to_anything_but_modules_is_refused_by_name(sim, path, attrib
 
 
 @pytest.mark.parametrize(
-    "lists", [{"_encoder_modules": "text_encoder"}, {"_encoder_modules": [7]}, {"_dit_modules": None}]
+    "lists",
+    [
+        {"_encoder_modules": "text_encoder"},
+        {"_encoder_modules": [7]},
+        {"_dit_modules": None},
+        {"_resident_modules": "transformer"},
+        {"_resident_modules": 7},
+    ],
 )
 def test_c31_lists_that_are_no_lists_of_paths_are_refused(sim, lists):
     pipe = declared(Odd(), **{"_dit_modules": ["transformer"], "_encoder_modules": ["text_encoder"], **lists})

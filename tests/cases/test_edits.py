@@ -223,3 +223,21 @@ def test_c26_a_weight_written_on_the_host_is_loaded_as_written(sim, kind):
                     for one in target.module("A").parameters()
                 )
             handle.release()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_c26_what_was_written_before_editing_failed_is_kept(sim, kind):
+    """I6, I7: the error goes on, and the master has what the device had, as it would without offload."""
+    target = build(kind)
+    with offload(target, sim.device) as handle:
+
+        def edit() -> None:
+            with handle.editing(target.names["A"]):
+                next(target.module("A").parameters()).data.fill_(3)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            edit()
+        handle.release()
+        assert bool((next(target.module("A").parameters()) == 3).all())
+        handle.ledger.audit()

@@ -424,3 +424,35 @@ def test_c15_a_component_without_tensors_takes_turns_like_any_other(sim):
         pipe.A(torch.ones(1))
         assert handle.ledger.present == ("A",)
         handle.ledger.audit()
+
+
+# --- modules that keep a second list of their weights ---------------------------------------------------------
+
+
+class Recurrent(nn.Module):
+    """RNNs hold their weights twice: as parameters, and in a list that the kernels get."""
+
+    _dit_modules: ClassVar[list[str]] = ["B"]
+    _encoder_modules: ClassVar[list[str]] = ["A"]
+    _vae_modules: ClassVar[list[str]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.A = nn.RNN(16, 16, batch_first=True)
+        self.B = nn.RNN(16, 16, num_layers=2, nonlinearity="relu", batch_first=True)
+
+
+@pytest.mark.parametrize("arena", ["keep", "fit"])
+def test_c14_a_second_list_of_weights_follows_the_parameters(sim, arena):
+    """I3, I5: on both sides the list holds the registered objects."""
+    pipe = frozen(Recurrent())
+    x = torch.randn(2, 3, 16, device=sim.device)
+    twin = resident_copy(pipe, sim.device)
+    with offload(pipe, sim.device, arena=arena) as handle:
+        for which in "ABAB":
+            assert torch.equal(getattr(pipe, which)(x)[0].cpu(), getattr(twin, which)(x)[0].cpu())
+            for module in (pipe.A, pipe.B):
+                assert [id(one) for one in module._flat_weights] == [id(one) for one in module.parameters()]
+            handle.ledger.audit()
+    assert all(one.device.type == "cpu" for module in (pipe.A, pipe.B) for one in module._flat_weights)
+    assert pipe.A(x.cpu())[0].shape == x.shape

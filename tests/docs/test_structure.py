@@ -24,7 +24,7 @@ _ROWS = """
 errors
 protocols
 policy
-components/component components/wrappers components/tensors components/area components/patterns
+components/component components/wrappers components/tensors components/roster components/area components/patterns
 components/discovery components/recipes
 residency/events residency/scope residency/threads residency/graph residency/book residency/turns residency/checks
 residency/switch residency/ledger

@@ -44,7 +44,7 @@ def forget_compiled() -> None:
     Its guards do not ask for hooks (``skip_nnmodule_hook_guards``). Switches never make any code anew.
     """
     if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()  # type: ignore[no-untyped-call]
+        torch.compiler.reset()
 
 
 # A compiled split model opens its scopes in the midst of its graphs. (The scope's own file imports no torch.)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain, repeat
+from operator import is_, is_not, methodcaller
+from typing import Any
 
 import torch
 from torch import nn
 
 from .tensors import Slot, join, own_slots
 
-Signature = tuple[list[int], int]
+_VALUES: Any = methodcaller("values")
 
 
 class Area:
@@ -28,24 +31,21 @@ class Area:
         self.prefix = prefix
         self._outside_modules: set[int] = set()
         self._outside_slots: set[tuple[int, str]] = set()
+        self._noted: _Census | None = None
 
     def leave_out(self, modules: Iterable[nn.Module] = (), slots: Iterable[Slot] = ()) -> None:
         """Exclude what another component owns: nested modules, and slots of shared tensors."""
         self._outside_modules |= {id(one) for one in modules}
         self._outside_slots |= {(id(one.module), one.name) for one in slots}
+        self._noted = None
 
-    def signature(self) -> Signature:
-        """Changes when a module is added, removed or replaced, or a slot filled or emptied."""
-        seen = set(self._outside_modules)
-        found: list[int] = []
-        count = 0
-        for path in self.paths:
-            one = resolve(self.root, path)
-            if isinstance(one, nn.Module):
-                count += _fingerprint(one, seen, found)
-            elif one is not None:
-                count += 1
-        return found, count
+    def note(self) -> None:
+        """Remember the modules, and how many slots are filled: what :meth:`changed` compares with."""
+        self._noted = _Census(self.root, self.paths, self._outside_modules)
+
+    def changed(self) -> bool:
+        """Whether a module was added, removed or replaced since, or a slot filled or emptied."""
+        return self._noted is None or not self._noted.holds()
 
     def slots(self) -> Iterator[Slot]:
         """The filled slots."""
@@ -79,9 +79,12 @@ class FixedArea:
     def __init__(self, slots: Iterable[Slot]) -> None:
         self._slots = list(slots)
 
-    def signature(self) -> Signature:
-        """Never changes: nobody looks for new ones here."""
-        return [], 0
+    def note(self) -> None:
+        """Nothing to remember."""
+
+    def changed(self) -> bool:
+        """Never: nobody looks for new ones here."""
+        return False
 
     def slots(self) -> Iterator[Slot]:
         """The filled slots."""
@@ -111,22 +114,65 @@ def _holder_slots(root: nn.Module, path: str, prefix: str) -> Iterator[Slot]:
         yield from (one for one in own_slots(join(prefix, parent), holder) if one.name == name)
 
 
-def _fingerprint(root: nn.Module, seen: set[int], found: list[int]) -> int:
-    """Appends the ids of a tree's modules to ``found``; returns the number of filled slots."""
-    todo = [root]
-    count = 0
-    while todo:
-        module = todo.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        found.append(id(module))
-        for table in (module._parameters, module._buffers):
-            for tensor in table.values():
-                if tensor is not None:
-                    count += 1
-        todo.extend(child for child in module._modules.values() if child is not None)
-    return count
+class _Census:
+    """Module trees as they were, in flat lists that C compares with what is there now.
+
+    The tables are kept, not the modules: a module that gets a new table altogether (none that we know does)
+    would be seen by neither this nor the slots.
+    """
+
+    def __init__(self, root: nn.Module, paths: Iterable[str], outside: set[int]) -> None:
+        self._root = root
+        self._missing: list[str] = []
+        self._steps: dict[tuple[int, str], tuple[Any, str, nn.Module]] = {}  # on the way to the paths
+        self._singles: list[tuple[Any, str]] = []
+        self._modules: list[nn.Module] = []
+        seen = set(outside)
+        for path in paths:
+            end = self._walk(path)
+            if end is not None:
+                self._modules += [module for _, module in _tree("", end, seen)]
+        self._children_of = [one._modules for one in self._modules]
+        self._tables: list[Any] = [
+            table for one in self._modules for table in (one._parameters, one._buffers)
+        ]
+        self._children = [child for table in self._children_of for child in table.values()]
+        self._filled = self._count()
+
+    def holds(self) -> bool:
+        """Whether it is all as it was."""
+        return (
+            sum(map(len, self._children_of)) == len(self._children)
+            and all(map(is_, _values(self._children_of), self._children))
+            and self._count() == self._filled
+            and all(table.get(name) is module for table, name, module in self._steps.values())
+            and all(table.get(name) is not None for table, name in self._singles)
+            and all(resolve(self._root, path) is None for path in self._missing)
+        )
+
+    def _walk(self, path: str) -> nn.Module | None:
+        """The module at the end of a path; where it ends at a tensor or nowhere, that is noted."""
+        module = self._root
+        for part in path.split(".") if path else ():
+            child = module._modules.get(part)
+            if child is not None:
+                self._steps[id(module), part] = module._modules, part, child
+                module = child
+            elif resolve(self._root, path) is None:
+                self._missing.append(path)
+                return None
+            else:
+                table = module._parameters if part in module._parameters else module._buffers
+                self._singles.append((table, part))
+                return None
+        return module
+
+    def _count(self) -> int:
+        return sum(map(is_not, _values(self._tables), repeat(None)))
+
+
+def _values(tables: Iterable[Any]) -> Iterable[Any]:
+    return chain.from_iterable(map(_VALUES, tables))
 
 
 def _tree(path: str, root: nn.Module, seen: set[int]) -> list[tuple[str, nn.Module]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ LISTS = {
     "_vae_modules": Role.VAE,
     "_resident_modules": Role.RESIDENT,
 }
+_MISSING = object()
 REST = "(rest)"
 SHARED = "(shared)"
 _CALLED_BY_PARTS = (
@@ -79,9 +81,13 @@ class Declaration:
 
 
 def declares_components(target: object) -> bool:
-    """Whether a pipeline has the lists of ``SupportsComponentDiscovery``; ``_resident_modules`` is optional."""
+    """Whether a pipeline has the lists of ``SupportsComponentDiscovery``; ``_resident_modules`` is optional.
+
+    Raises:
+        DeclarationError: A list is a property, and that raised ``AttributeError``.
+    """
     required = ("_dit_modules", "_encoder_modules", "_vae_modules")
-    return all(isinstance(getattr(target, name, None), (list, tuple)) for name in required)
+    return all(isinstance(_asked(target, name, type(target).__name__, name), (list, tuple)) for name in required)
 
 
 def is_split(module: object) -> bool:
@@ -144,8 +150,10 @@ def _declared(target: Any, owner: str, policy: OffloadPolicy) -> Iterator[Found]
 
 
 def _paths(target: Any, attribute: str, owner: str) -> Sequence[str]:
-    paths = getattr(target, attribute, [])
-    if isinstance(paths, str) or not all(isinstance(path, str) for path in paths):
+    paths = _asked(target, attribute, owner, attribute)
+    if paths is _MISSING or paths is None:
+        return []
+    if not isinstance(paths, (list, tuple)) or not all(isinstance(path, str) for path in paths):
         raise DeclarationError(owner, f"{attribute} must be a list of dotted paths, not {paths!r}.")
     return list(paths)
 
@@ -214,30 +222,29 @@ def _attribute_at(target: Any, path: str, owner: str) -> Any:
         if found is None:
             return None  # an optional module that this checkpoint lacks
         inner = unwrapped(found)
-        try:
-            found = _get(inner, segment)
-        except LookupError:
-            raise ComponentNotFoundError(owner, path, segment, _module_names(inner)) from None
-        except AttributeError as error:
-            raise DeclarationError(owner, f"{path!r}: the property {segment!r} raised: {error}.") from error
+        found = _asked(inner, segment, owner, path)
+        if found is _MISSING:
+            raise ComponentNotFoundError(owner, path, segment, _module_names(inner))
     return found
 
 
-def _get(holder: Any, name: str) -> Any:
-    """``getattr``, save that a property's own ``AttributeError`` is told from a missing attribute."""
-    static = inspect.getattr_static(type(holder), name, None)
-    if isinstance(static, property) and static.fget is not None:
-        return static.fget(holder)
-    if name.isdigit() and isinstance(holder, (list, tuple, nn.ModuleList, nn.Sequential)):
-        return holder[int(name)] if int(name) < len(holder) else _missing(name)
+def _asked(holder: Any, name: str, owner: str, path: str) -> Any:
+    """An attribute or ``_MISSING``; a property's own ``AttributeError`` is told from a missing attribute."""
     try:
-        return getattr(holder, name)
-    except AttributeError:
-        return _missing(name)
+        return _get(holder, name)
+    except AttributeError as error:
+        raise DeclarationError(owner, f"{path!r}: the property {name!r} raised: {error}.") from error
 
 
-def _missing(name: str) -> Any:
-    raise LookupError(name)
+def _get(holder: Any, name: str) -> Any:
+    computed = inspect.getattr_static(type(holder), name, None)
+    if isinstance(computed, (property, cached_property)) and not isinstance(holder, type):
+        if isinstance(computed, cached_property) and name in vars(holder):
+            return vars(holder)[name]
+        return computed.__get__(holder, type(holder))  # not getattr: a module would hide what it raises
+    if name.isdigit() and isinstance(holder, (list, tuple, nn.ModuleList, nn.Sequential)):
+        return holder[int(name)] if int(name) < len(holder) else _MISSING
+    return getattr(holder, name, _MISSING)
 
 
 def _module_names(holder: Any) -> list[str]:

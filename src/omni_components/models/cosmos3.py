@@ -20,7 +20,8 @@ from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import Tensor
 
 from ..attach.split import SplitModel
-from ..components.patterns import matches, parts_of
+from ..components.area import Area
+from ..components.patterns import matches
 from ..errors import DeclarationError
 from ..residency.scope import OffloadScope
 from .cosmos3_layer import draw, read
@@ -206,7 +207,8 @@ class Cosmos3SplitTransformer(SplitModel, Cosmos3OmniTransformer):  # type: igno
         return self._epoch, precision, sum(one._version for one in memory.weights)
 
     def _reasoner_weights(self) -> tuple[Tensor, ...]:
-        area = parts_of(self, self._offload_components, type(self).__name__)["reasoner"]
+        patterns = self._offload_components["reasoner"]
+        area = Area(self, [path for one in patterns for path in matches(self, one)])
         tensors = (slot.tensor for slot in area.slots())
         return tuple(one for one in tensors if one is not None and not one.is_inference())
 

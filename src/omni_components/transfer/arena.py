@@ -94,7 +94,7 @@ class Arena:
 
     def stable(self, name: str) -> bool:
         """Whether this component comes back to the address it left."""
-        return name in self._views
+        return name in self._views and self._taken.get(name, self._views[name]) is self._views[name]
 
     def _has_place(self, name: str, nbytes: int) -> bool:
         # A component that has grown past its place (an adapter was added) gets memory of its own.

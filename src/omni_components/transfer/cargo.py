@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..components.area import Area, FixedArea
+from ..components.roster import Side
 from ..components.tensors import (
     Extent,
     Group,
@@ -56,7 +57,11 @@ class Cargo:
         self._at_home = False
         self._told = 0  # the size that the ledger knows
         self._started_on: list[tuple[Group, torch.device]] = []
-        self._signature = area.signature()
+        self._place: torch.Tensor | None = None  # the block in which every group is settled
+        self._sides: dict[bool, Side] = {}  # by presence; made once a side will come back as it is
+        self._copies: list[tuple[int, torch.Tensor]] | None = None
+        self._norms: list[torch.nn.Module] | None = None
+        area.note()
 
     # --- enabling -----------------------------------------------------------------------------------------
 
@@ -99,6 +104,7 @@ class Cargo:
                 group.bind_host()
                 group.leave()
             self.size = self._told = lay_out(self.groups)
+        self._regrouped()
         for composite in self.composites:
             composite.bind_host()
             composite.leave()
@@ -112,6 +118,7 @@ class Cargo:
         """The host is the execution device: only what is mapped from a file travels, into private memory."""
         self.groups = [one for one in self.groups if one.nbytes and one.source.data_ptr() in mappings]
         self.size = self._told = lay_out(self.groups)
+        self._regrouped()
         travelling = {id(one) for one in self.members()}
         self.composites = [
             one for one in self.composites if any(id(leaf) in travelling for leaf in one.leaves)
@@ -132,46 +139,83 @@ class Cargo:
 
     def bind_host(self) -> None:
         """Register the masters everywhere."""
-        for member in self.members():
-            member.bind_host()
+        if False in self._sides:
+            self._sides[False].bind()
+        else:
+            for member in self.members():
+                member.bind_host()
         for composite in self.composites:
             composite.bind_host()
         self.present = False
 
     def bind_device(self) -> None:
         """Register the device memory everywhere."""
-        for member in self.members():
-            member.bind_device()
+        if True in self._sides:
+            self._sides[True].bind()
+        else:
+            for member in self.members():
+                member.bind_device()
         for composite in self.composites:
             composite.bind_device()
         self.present = True
 
     def settle(self, block: torch.Tensor) -> None:
         """Give each group its range of the component's device bytes."""
+        if block is self._place:
+            return  # each is there already
+        self._moved()
         for group in self.groups:
             if group.raw is None or group.raw.data_ptr() != block.data_ptr() + group.offset:
                 group.settle(own_storage(block[group.offset : group.offset + group.nbytes]))
+        self._place = block
 
     def leave(self, *, stable: bool) -> None:
         """Let go of the device bytes; of those at a stable address the views stay, for the next time."""
+        if stable and self._place is not None:
+            if True not in self._sides and all(one.device is not None for one in self.members()):
+                self._sides[True] = Side(self.members(), True)
+            return
+        self._moved()
         for group in self.groups:
             if not stable or group.raw is None:
                 group.leave()
         for composite in () if stable else self.composites:
             composite.leave()
 
+    def _moved(self) -> None:
+        """The device side is not, or no more, where it was."""
+        self._place = None
+        self._sides.pop(True, None)
+
+    def _regrouped(self) -> None:
+        """Members come or go: what was worked out for those of now holds no more."""
+        self._moved()
+        self._sides.clear()
+        self._copies = self._norms = None
+
     # --- copies -------------------------------------------------------------------------------------------
 
     def copies(self, block: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """``(to, from)`` pairs that fill the device bytes."""
-        for slab in self.slabs:
-            yield from slab.copies(block)
-        for group in self.groups:
-            if not group.packed and group.nbytes:
-                yield block[group.offset : group.offset + group.nbytes], group.source
+        for offset, source in self._runs():
+            yield block[offset : offset + source.numel()], source
+
+    def _runs(self) -> list[tuple[int, torch.Tensor]]:
+        if self._copies is None:
+            self._copies = [one for slab in self.slabs for one in slab.copies()]
+            self._copies += [
+                (group.offset, group.source) for group in self.groups if not group.packed and group.nbytes
+            ]
+        return self._copies
+
+    def payload(self) -> int:
+        """Bytes of those copies."""
+        return sum(source.numel() for _, source in self._runs())
 
     def written(self) -> list[Group]:
         """Groups that someone wrote to on the device."""
+        if True in self._sides and not self._sides[True].written() and not self._look_closer():
+            return []
         inner = {id(leaf) for one in self.composites if one.written() for leaf in one.leaves}
         found = [
             group
@@ -184,6 +228,12 @@ class Cargo:
             for group in self.groups
             if any(norm.training or id(norm) in ran for norm in group.norms) and group not in found
         ]
+
+    def _look_closer(self) -> bool:
+        """Whether there may be writes that no member's version counter tells of."""
+        if self._norms is None:
+            self._norms = [norm for group in self.groups for norm in group.norms]
+        return any(norm.training for norm in self._norms) or any(one.written() for one in self.composites)
 
     # --- what an audit asks ---------------------------------------------------------------------------------
 
@@ -213,11 +263,18 @@ class Cargo:
 
     def disturbed(self) -> bool:
         """Whether a slot was added, emptied, or has something that the mover did not put there."""
-        if self.area.signature() != self._signature:
+        if self.area.changed():
             return True
-        if not all(member.intact(self.present) for member in self.members()):
+        if not self._intact():
             return True
         return not all(composite.intact(self.present) for composite in self.composites)
+
+    def _intact(self) -> bool:
+        if not self.present and False not in self._sides:
+            self._sides[False] = Side(self.members(), False)
+        if self.present in self._sides:
+            return self._sides[self.present].intact()
+        return all(member.intact(self.present) for member in self.members())
 
     def adopt(self) -> tuple[int, int]:
         """Make what is in the slots now the component; what is still sound stays where it is.
@@ -238,11 +295,12 @@ class Cargo:
         fresh = [make_group(run, crosses=self._crosses, partners=partners) for run in runs]
         wrappers = compose(runs, fresh)
         copied = sum(self._master_of(group) for group in fresh)
+        self._regrouped()  # first: an interrupt may come between any two steps
         self._keep_only(kept)
         self.groups += fresh
         self.composites += wrappers
         self._lay_out_anew()
-        self._signature = self.area.signature()
+        self.area.note()
         return sum(1 for group in fresh for one in group.members if one.slots) + len(wrappers), copied
 
     def _lay_out_anew(self) -> None:

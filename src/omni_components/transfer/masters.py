@@ -54,21 +54,21 @@ class Slab:
     groups: list[Group] = field(default_factory=list)
     reader: Any = None
 
-    def copies(self, block: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """``(to, from)`` pairs that fill a component's device bytes from here: few, and without padding.
+    def copies(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """``(place, bytes)`` pairs that fill a component's device bytes from here: few, and without padding.
 
         The groups that follow each other without a gap are one copy. The ragged rest, biases mostly, goes one
         by one while that is cheap, and beyond that as one copy, its padding included.
         """
         solid, rest = self._solid()
         if solid:
-            yield block[self.base : self.base + solid], self.tensor[:solid]
+            yield self.base, self.tensor[:solid]
         one_by_one = len(rest) <= _RAGGED or self.tensor.numel() <= _SMALL
         for group in rest if one_by_one else ():
-            yield block[group.offset : group.offset + group.nbytes], group.source
+            yield group.offset, group.source
         if rest and not one_by_one:
             low, high = rest[0].offset, rest[-1].offset + rest[-1].nbytes
-            yield block[low:high], self.tensor[low - self.base : high - self.base]
+            yield low, self.tensor[low - self.base : high - self.base]
 
     def move(self, base: int) -> int:
         """Take another place in the layout; returns its end."""

@@ -77,8 +77,7 @@ class ArenaMover:
                 self._copy_in(cargo, block)
                 cargo.settle(block)
                 cargo.bind_device()
-        sent = sum(source.numel() for _, source in cargo.copies(block))
-        return Moved(bytes=sent, written_back=copied, adopted=adopted, size=cargo.new_size())
+        return Moved(bytes=cargo.payload(), written_back=copied, adopted=adopted, size=cargo.new_size())
 
     def evict(self, name: str) -> Moved:
         """Bind a component's tensors back to its masters and give its device bytes back.
