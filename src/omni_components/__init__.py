@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ComponentNotFoundError,
         DeclarationError,
         InvariantError,
+        ModelError,
         OmniComponentsError,
         OwnershipError,
         PolicyError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         UnknownComponentError,
         UnsupportedTensorError,
     )
+    from .omni import Omni, OmniOutput
     from .policy import OffloadPolicy
     from .protocols import SupportsComponentDiscovery, SupportsOmniOffload
     from .residency.events import ResidencyEvent
@@ -42,11 +44,14 @@ __all__ = [
     "ComponentNotFoundError",
     "DeclarationError",
     "InvariantError",
+    "ModelError",
     "Offload",
     "OffloadPolicy",
     "OffloadScope",
+    "Omni",
     "OmniComponentsError",
     "OmniOffloadMixin",
+    "OmniOutput",
     "OwnershipError",
     "PolicyError",
     "ResidencyDeadlockError",
@@ -74,7 +79,9 @@ _HOMES = {
     "Offload": ".attach.pipeline",
     "OffloadPolicy": ".policy",
     "OffloadScope": ".residency.scope",
+    "Omni": ".omni",
     "OmniOffloadMixin": ".attach.mixin",
+    "OmniOutput": ".omni",
     "ResidencyEvent": ".residency.events",
     "ResidencyLedger": ".residency.ledger",
     "Role": ".components.component",

@@ -92,6 +92,16 @@ class PolicyError(OmniComponentsError, ValueError):
         return f"{self.field}={self.value} is not possible; choose {self.choices}."
 
 
+class ModelError(OmniComponentsError):
+    """A model that is asked for by name is not here, cannot be read, or gives nothing that is known."""
+
+    def __init__(self, model: str, problem: str, advice: str) -> None:
+        self.model, self.problem, self.advice = model, problem, advice
+
+    def __str__(self) -> str:
+        return f"{self.model!r} {self.problem} {self.advice}"
+
+
 class UnsupportedTensorError(OmniComponentsError):
     """A tensor that the mover cannot move; found at enable, nothing was touched."""
 

@@ -48,9 +48,9 @@ ONE_FILE_NAMES_ACCELERATORS = "transfer/device"
 ACCELERATORS = {"cuda", "xpu", "mps", "npu", "hip"}
 
 _PUBLIC = """
-AbsentComponentError BudgetError Component ComponentNotFoundError DeclarationError InvariantError Offload
-OffloadPolicy OffloadScope OmniComponentsError OmniOffloadMixin OwnershipError PolicyError ResidencyDeadlockError
-ResidencyEvent ResidencyLedger ResidencyTimeoutError ResidencyWarning Role ScopeError SplitModel
+AbsentComponentError BudgetError Component ComponentNotFoundError DeclarationError InvariantError ModelError
+Offload OffloadPolicy OffloadScope Omni OmniComponentsError OmniOffloadMixin OmniOutput OwnershipError
+PolicyError ResidencyDeadlockError ResidencyEvent ResidencyLedger ResidencyTimeoutError ResidencyWarning Role ScopeError SplitModel
 SupportsComponentDiscovery SupportsOmniOffload TransferError UnknownComponentError UnsupportedTensorError
 declares_components offload
 """

@@ -176,6 +176,7 @@ def test_views_read_nothing(
     arena[:1024].view(torch.float32).view(16, 16).t()
     arena.detach().unsqueeze(0).expand(2, -1)
     torch.from_dlpack(arena[:1024])
+    arena[:1024].unsqueeze(0).squeeze_().t_().resize_(1024)
     assert sim.races == []
 
 

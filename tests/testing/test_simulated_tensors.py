@@ -210,6 +210,7 @@ def test_safetensors_writes_them(sim: SimulatedAccelerator, tmp_path: Path) -> N
 MIXED: list[Callable[[Any, Any], Any]] = [
     lambda here, there: there + here,
     lambda here, there: here.clone().add_(there),
+    lambda here, there: here.sum().add_(there.sum()),
     lambda here, there: here @ there,
     lambda here, there: torch.cat([there, here]),
     lambda here, there: nn.functional.linear(there, here),

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import PolicyError
 from ..report.files import written_whole
+from .checks import check_seed, check_steps, checked_device
 from .interrupts import Interrupts
+from .output import show_files, show_report, step_bar, write_errors
 
 if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
     from ..report.report import ResidencyReport
-
-MOST_STEPS = 1000
-MOST_SEED = 2**63 - 1  # what a torch generator takes
 
 
 def demo(
@@ -58,15 +54,16 @@ def demo(
         _refuse_other_formats(out)
         timeline = out.with_suffix(".timeline.png")
         with ExitStack() as files:
-            with _write_errors(out):
+            with write_errors(out):
                 drafts = files.enter_context(written_whole(out, timeline))
             interrupts.check()
             picture, report = _draw(request, interrupts)
-            with _write_errors(out):
+            with write_errors(out):
                 _save(picture, report, *drafts)
                 interrupts.check()
                 files.close()
-    _show(report, picture=out, timeline=timeline)
+    show_report(report)
+    show_files(picture=out, timeline=timeline)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,23 +84,14 @@ def _checked(prompt: str, device: str | None, steps: int, seed: int) -> _Request
     """
     # Imported here: --help need not wait for the demo.
     from ..demo import PromptError, parse_prompt
-    from ..transfer.device import resolve_device
 
     try:
         parse_prompt(prompt)
     except PromptError as error:
         raise typer.BadParameter(str(error), param_hint="PROMPT") from error
-    if not 1 <= steps <= MOST_STEPS:
-        text = f"{steps} steps are not possible; choose 1 to {MOST_STEPS} (16 to 32 are good)."
-        raise typer.BadParameter(text, param_hint="--steps")
-    if not 0 <= seed <= MOST_SEED:
-        raise typer.BadParameter(f"{seed} is not possible; choose 0 to {MOST_SEED}.", param_hint="--seed")
-    try:
-        place = resolve_device(device)
-    except PolicyError as error:
-        raise typer.BadParameter(
-            f"{error.value} is not possible here; choose {error.choices}.", param_hint="--device"
-        ) from error
+    check_steps(steps)
+    check_seed(seed)
+    place = checked_device(device)
     return _Request(prompt=prompt, device=place, steps=steps, seed=seed)
 
 
@@ -113,48 +101,17 @@ def _refuse_other_formats(out: Path) -> None:
         raise typer.BadParameter(text, param_hint="--out")
 
 
-@contextmanager
-def _write_errors(out: Path) -> Iterator[None]:
-    """What the system says about a file it cannot write, in words that tell what to do."""
-    try:
-        yield
-    except OSError as error:
-        raise typer.BadParameter(_cannot_write(out, error), param_hint="--out") from error
-
-
-def _cannot_write(out: Path, error: OSError) -> str:
-    folder = out.parent
-    if os.path.isdir(out):
-        return f"'{out}' is a folder; choose a file name."
-    if not os.path.exists(folder):
-        return f"there is no folder '{folder}'; create it first, or choose another."
-    if not os.path.isdir(folder):
-        return f"'{folder}' is not a folder; choose another."
-    return f"'{out}' and its timeline cannot be written ({error.strerror or error}); choose another file."
-
-
 def _draw(request: _Request, interrupts: Interrupts) -> tuple[Image, ResidencyReport]:
     """The picture and the report, with a progress bar over the steps on a terminal."""
     # Imported here: --help need not wait for the demo.
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from ..attach.pipeline import offload
     from ..demo import DemoPipeline
 
     # On the CPU, mapped weights are what gives load and evict a meaning: loaded means in private memory.
     pipeline = DemoPipeline.from_pretrained(mapped=request.device.type == "cpu")
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("drawing"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("steps"),
-        TimeElapsedColumn(),
-    )
     with (
         offload(pipeline, request.device) as handle,
-        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+        step_bar("drawing") as progress,
     ):
         task = progress.add_task("drawing", total=request.steps)
 
@@ -171,16 +128,3 @@ def _save(picture: Image, report: ResidencyReport, picture_file: Path, timeline_
 
     picture.save(picture_file, format="PNG")
     draw_timeline(report, timeline_file)
-
-
-def _show(report: ResidencyReport, *, picture: Path, timeline: Path) -> None:
-    from rich.console import Console  # imported here: --help need not wait for it
-
-    console = Console(highlight=False)
-    if console.is_terminal:
-        console.print(report)
-    else:
-        typer.echo(str(report))  # a file has no width to fold names into
-    # Not through rich: it would break a long path in two, and take brackets in it for markup.
-    typer.echo(f"picture:  {picture}")
-    typer.echo(f"timeline: {timeline}")

@@ -49,19 +49,36 @@ class Arena:
         self._taken: dict[str, torch.Tensor] = {}
         self._places: dict[str, tuple[int, int]] = {}
         self._size = 0
+        self._planned: tuple[dict[str, tuple[int, int]], int] | None = None
 
     def arrange(self, sizes: dict[str, int], rivals: Callable[[str, str], bool]) -> None:
-        """Decide every component's place; those present keep theirs until they leave.
+        """Decide every component's place, from when the buffer is empty.
+
+        Until then the old places hold, and a component that has none gets memory of its own: a new place may
+        overlap with an old one that is in use.
 
         Args:
             sizes: Bytes of every swappable component.
             rivals: Whether two of them exclude each other.
         """
         offsets = place(sizes, rivals)
-        self._places = {name: (offset, sizes[name]) for name, offset in offsets.items()}
-        self._size = max((offset + sizes[name] for name, offset in offsets.items()), default=0)
-        if not self._taken:
-            self.release()
+        places = {name: (offset, sizes[name]) for name, offset in offsets.items()}
+        self._planned = (places, max((offset + sizes[name] for name, offset in offsets.items()), default=0))
+        self.renew()
+
+    def renew(self) -> bool:
+        """Take up the latest arrangement if nobody is in the buffer; returns whether a buffer was given up."""
+        if self._planned is None or self._occupied():
+            return False
+        freed = self.release()
+        (self._places, self._size), self._planned = self._planned, None
+        return freed > 0
+
+    def forget(self, name: str) -> None:
+        """A component is no longer declared: another of its name may have other rivals, or another size."""
+        for places in (self._places, self._planned[0] if self._planned is not None else {}):
+            places.pop(name, None)
+        self._views.pop(name, None)
 
     def take(self, name: str, nbytes: int) -> torch.Tensor:
         """The bytes of a component; may raise the device's out-of-memory error, and then changes nothing."""
@@ -80,7 +97,7 @@ class Arena:
 
     def release(self) -> int:
         """Give the buffer back to the system unless someone is in it; returns its bytes."""
-        if self._buffer is None or any(self._in_buffer(taken) for taken in self._taken.values()):
+        if self._buffer is None or self._occupied():
             return 0
         freed = self._buffer.numel()
         self._buffer, self._views = None, {}
@@ -112,6 +129,9 @@ class Arena:
         if self.device.type == "cpu":
             return anonymous(nbytes)  # malloc would keep it
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def _occupied(self) -> bool:
+        return any(self._in_buffer(taken) for taken in self._taken.values())
 
     def _in_buffer(self, taken: torch.Tensor) -> bool:
         return any(taken is view for view in self._views.values())

@@ -17,15 +17,18 @@ def pinnable_bytes(root: Path = Path("/")) -> int:
     Args:
         root: Where ``proc`` and ``sys`` are mounted; tests give another.
     """
-    limits = [_machine_bytes(root)]
-    for limit_file, usage_file in (_V2, _V1):
-        limit, usage = _number(root / limit_file), _number(root / usage_file)
-        if limit is not None:
-            limits.append(limit - (usage or 0))
+    limits = [available_bytes(root), *(limit - usage for limit, usage in container_limits(root))]
     return max(0, int(_SHARE * min(limits)))
 
 
-def _machine_bytes(root: Path) -> int:
+def container_limits(root: Path = Path("/")) -> list[tuple[int, int]]:
+    """``(limit, usage)`` in bytes of each container limit that there is; none on a plain machine."""
+    found = [(_number(root / limit), _number(root / usage)) for limit, usage in (_V2, _V1)]
+    return [(limit, usage or 0) for limit, usage in found if limit is not None]
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Bytes of the machine that a program can have without driving others out."""
     try:
         for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -46,6 +46,7 @@ class ArenaMover:
         cargo = self._cargo.pop(name, None)
         if cargo is None:
             return  # never came so far
+        self.arena.forget(name)
         with moving():
             cargo.leave(stable=False)
         for slab in cargo.slabs:
@@ -192,6 +193,8 @@ class ArenaMover:
             raise
 
     def _room(self, cargo: Cargo) -> torch.Tensor:
+        if self.arena.renew():
+            self._leave_absent()
         try:
             return self.arena.take(cargo.name, cargo.size)
         except (torch.OutOfMemoryError, MemoryError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -16,7 +16,7 @@ from omni_components.testing.simulated.sizes import parse_bytes, parse_speed
 if TYPE_CHECKING:
     from types import TracebackType
 
-CopyOrder = str | Callable[[int], int]
+CopyOrder = Literal["lazy", "eager"] | Callable[[int], int]
 _UNLIMITED = -1
 _MOST_DEVICES = 4
 _NOT_OPEN = "this SimulatedAccelerator is not open: use it in a with block"

@@ -83,12 +83,12 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& to, bool non_bl
   int index = from.is_cpu() ? to.device().index() : from.device().index();
   maybe_fail(from.device() == to.device() ? kStepFault : kCopyFault, index);
   consider_running();
-  count_copy(from, to, index);
   const auto& host = from.is_cpu() ? from : to;
   bool late = non_blocking && host.is_cpu() && is_memcpy(from, to) &&
       is_pinned(extent_of(host).memory, extent_of(host).bytes);
   if (late) copy_late(from, to, current_slot(index));
   else copy_now(from, to, current_slot(index), !non_blocking || to.is_cpu());
+  count_copy(from, to, index);
   locate_races(index);
   return to;
 }

@@ -5,6 +5,7 @@
 #include "random.h"
 #include "tensors.h"
 
+#include <ATen/core/enum_tag.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 
@@ -37,16 +38,19 @@ bool returns_views(const c10::FunctionSchema& schema) {
     if (result.alias_info() && !result.alias_info()->isWrite()) return true;
   return false;
 }
-Operator describe(const c10::FunctionSchema& schema) {
+Operator describe_anew(const c10::OperatorHandle& handle) {
+  const auto& schema = handle.schema();
   Operator op;
   op.name = intern(schema.name());
   op.host_indices = takes_host_indices(schema.name());
-  bool views = returns_views(schema);
+  bool in_place_view = handle.hasTag(at::Tag::inplace_view);  // writes the tensor's geometry, not its bytes
+  bool views = in_place_view || returns_views(schema);
   static const auto generator = c10::OptionalType::create(c10::GeneratorType::get());
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const auto& argument = schema.arguments()[i];
     auto* alias = argument.alias_info();
-    op.uses.push_back(alias && alias->isWrite() ? Use::kWrite : alias && views ? Use::kView : Use::kRead);
+    bool writes = alias && alias->isWrite() && !in_place_view;
+    op.uses.push_back(writes ? Use::kWrite : alias && views ? Use::kView : Use::kRead);
     if (*argument.type() == *generator) op.generators.push_back(i);
   }
   op.is_kernel = !views;
@@ -57,7 +61,7 @@ const Operator& describe(const c10::OperatorHandle& handle) {
   Lock lock;
   const auto* schema = &handle.schema();
   auto found = known.find(schema);
-  return found != known.end() ? found->second : known.emplace(schema, describe(*schema)).first->second;
+  return found != known.end() ? found->second : known.emplace(schema, describe_anew(handle)).first->second;
 }
 
 // --- one call -----------------------------------------------------------------------------------
@@ -96,23 +100,24 @@ class Call {
     at::Tensor device, host;
   };
 
-  // A host tensor among device tensors raises, as on other accelerators, save for 0-dim tensors and for
-  // the indices of indexing.
+  // A host tensor among device tensors raises, as on other accelerators, save for 0-dim tensors that are
+  // only read and for the indices of indexing.
   void find_device() {
     bool host = false;
-    for (size_t i = first_; i < stack_->size(); ++i) {
-      const auto& value = (*stack_)[i];
+    for (size_t i = 0; i < op_.uses.size(); ++i) {
+      const auto& value = (*stack_)[first_ + i];
       bool indices = op_.host_indices && value.isOptionalTensorList();
-      each_tensor(value, [&](const at::Tensor& t) { see(t, host, indices); });
+      each_tensor(value, [&](const at::Tensor& t) {
+        if (!t.defined()) return;
+        host |= t.is_cpu() && !indices && (t.dim() > 0 || op_.uses[i] == Use::kWrite);
+        if (t.is_privateuseone()) see(t);
+      });
       if (value.isDevice() && value.toDevice().is_privateuseone()) see_device(value.toDevice());
     }
     if (device_ >= 0 && host && !factory_) mixed("cpu");
     if (device_ < 0) device_ = current_device();
   }
-  void see(const at::Tensor& t, bool& host, bool indices) {
-    if (!t.defined()) return;
-    if (t.is_cpu() && t.dim() > 0 && !indices) host = true;
-    if (!t.is_privateuseone()) return;
+  void see(const at::Tensor& t) {
     if (device_ >= 0 && device_ != t.device().index()) mixed(t.device().str());
     device_ = t.device().index();
   }

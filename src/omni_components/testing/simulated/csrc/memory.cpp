@@ -68,8 +68,7 @@ void* take_cached(size_t rounded, int index) {
   d.cached -= static_cast<int64_t>(rounded);
   return memory;
 }
-void* take_block(size_t rounded, int index) {
-  if (void* memory = take_cached(rounded, index)) return memory;
+void* make_block(size_t rounded, int index) {
   void* memory = std::aligned_alloc(kRounding, rounded);
   if (!memory) C10_THROW_ERROR(OutOfMemoryError, "the host is out of memory for the simulated accelerator");
   if (leader_of(index).poison) std::memset(memory, 0xFF, rounded);  // NaN in every float format
@@ -200,7 +199,7 @@ c10::DataPtr allocate_on(size_t bytes, int index) {
     if (memory) give_block(memory, block);
     throw;
   }
-  if (!memory) memory = take_block(block.rounded, index);
+  if (!memory) memory = make_block(block.rounded, index);
   blocks.emplace(address(memory), std::move(block));
   return device_pointer(memory, index);
 }

@@ -5,6 +5,7 @@
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -37,8 +38,9 @@ void note_pinned(uintptr_t from, size_t bytes, size_t taken, bool registered) {
   int lead = device(current_device()).leader;
   auto& d = device(lead);
   if (static_cast<int64_t>(taken) > d.pinned_capacity - d.n.pinned)
-    TORCH_CHECK(false, "simulated accelerator cannot pin ", mib(static_cast<int64_t>(taken)), ": ",
-                mib(d.pinned_capacity - d.n.pinned), " of ", mib(d.pinned_capacity), " left");
+    TORCH_CHECK(
+        false, "simulated accelerator cannot pin ", mib(static_cast<int64_t>(taken)), ": ",
+        mib(std::max<int64_t>(0, d.pinned_capacity - d.n.pinned)), " of ", mib(d.pinned_capacity), " left");
   d.n.pinned += static_cast<int64_t>(taken);
   pinned[from] = {lead, d.generation, bytes, taken, registered};
 }
