@@ -334,7 +334,8 @@ def _from_pretrained(
         with warnings.catch_warnings():
             # Newer diffusers call it dtype; this name is the one that all of them take.
             warnings.filterwarnings("ignore", ".*torch_dtype", FutureWarning)
-            return DiffusionPipeline.from_pretrained(source, local_files_only=local_files_only, **asked)
+            load: Any = DiffusionPipeline.from_pretrained
+            return load(source, local_files_only=local_files_only, **asked)
     except Exception as error:  # of many kinds: the hub's, the file system's, each component's loader's
         cause = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(model, f"could not be loaded: {cause}", _advice(source, local_files_only)) from error

@@ -171,15 +171,17 @@ class ArenaSubject:
         self.mover.faults.clear()
 
     def write(self, name: str, value: int) -> None:
-        """In place, where the weights are now: I7 says that they are never lost."""
+        """In place, or a new parameter, where the weights are now: I7 says that they are never lost."""
         self.values[name] = value
         with torch.no_grad():
             for one in (self.modules[name], self.twins[name]):
-                weight = one.layers[0].weight
-                if value % 3:
-                    weight[value % WIDTH].fill_(value / 100)
+                layer = one.layers[0]
+                if value % 3 == 0:
+                    layer.bias = nn.Parameter(torch.full_like(layer.bias, value / 100))
+                elif value % 3 == 1:
+                    layer.weight[value % WIDTH].fill_(value / 100)
                 else:
-                    weight.mul_(-1.0 + value / 200)
+                    layer.weight.mul_(-1.0 + value / 200)
 
     def read(self, name: str) -> int:
         """Every tensor equals the twin's, wherever it is, with its shape, strides and aliases."""

@@ -1,4 +1,4 @@
-"""The command line: ``omni-components demo PROMPT``.
+"""The command line: ``omni-components demo``, ``run`` and ``doctor``.
 
 What is heavy (the demo, rich, matplotlib) is imported inside the commands, so that ``--help`` need not wait for it.
 """
@@ -10,7 +10,9 @@ from typing import Annotated
 import typer
 
 from .demo import demo
+from .doctor import doctor
 from .one_line import PROGRAM, OneLineErrors
+from .run import run
 
 app = typer.Typer(
     name=PROGRAM,
@@ -46,7 +48,8 @@ def root(
         typer.echo(context.get_help())
 
 
-app.command()(demo)
+for command in (demo, run, doctor):
+    app.command()(command)
 
 
 def main() -> None:

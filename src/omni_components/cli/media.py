@@ -85,7 +85,7 @@ def _write_gif(output: OmniOutput, path: Path, fps: int, model: str) -> None:
 
 
 def _write_mp4(output: OmniOutput, path: Path, fps: int, model: str) -> None:
-    from diffusers.utils import export_to_video  # imported here: it takes seconds
+    from diffusers.utils.export_utils import export_to_video  # imported here: it takes seconds
 
     export_to_video(_some(_pictures(output.frames), model, "video"), str(path), fps=fps)
 

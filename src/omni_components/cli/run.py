@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..omni import Omni, OmniOutput
     from ..report.report import ResidencyReport
 
-_SIZE = re.compile(r"([1-9]\d{0,4})[xX×]([1-9]\d{0,4})")
+_SIZE = re.compile(r"([1-9]\d{0,4})[xX]([1-9]\d{0,4})")
 _STEPS = ("num_inference_steps", "steps")  # as diffusers' pipelines call them, and the demo
 
 

@@ -43,7 +43,7 @@ class Side:
             "q", ((one.away_address if present else one.home_address) for one in self._members)
         )
         slots = [(slot, self._bound(one)) for one in self._members for slot in one.slots]
-        self._tables = [slot.table for slot, _ in slots]
+        self._tables: list[Any] = [slot.table for slot, _ in slots]  # dicts; _flat says so
         self._names = [slot.name for slot, _ in slots]
         self._registered = [tensor for _, tensor in slots]
         crossing = [one for one in self._members if one.device is one.host]

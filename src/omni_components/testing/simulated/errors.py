@@ -1,7 +1,9 @@
 """What can be wrong with the simulated accelerator itself."""
 
+from ...errors import OmniComponentsError
 
-class SimulatedAcceleratorUnavailable(RuntimeError):
+
+class SimulatedAcceleratorUnavailable(OmniComponentsError, RuntimeError):
     """The simulated accelerator cannot be built or loaded here.
 
     Attributes:
