@@ -45,7 +45,8 @@ class OmniOutput:
         frames: Video, one per prompt, in the pipeline's own form.
         audio: Sound in -1..1, in the pipeline's own form.
         sample_rate: Of the sound, per second, where the model tells.
-        seed: The seed that gives the same again, or one per picture; ``None`` if ``generator=`` was given.
+        seed: The seed that gives the same again, or one per picture; ``None`` if ``generator=`` was given, or the
+            pipeline takes none.
         seconds: How long it took, loads included.
     """
 
@@ -221,6 +222,10 @@ class Omni:
                 raise PolicyError("seed", seed, "seed= or generator=, not both")
             return None
         takes_generator = "generator" in self._parameters
+        if not takes_generator and "seed" not in self._parameters:
+            if seed is not None:
+                raise _unknown("seed", seed, self.sampling_arguments)
+            return None
         if seed is None:
             seed = secrets.randbelow(2**32)
         several = isinstance(seed, Sequence) and not isinstance(seed, str)
@@ -234,7 +239,7 @@ class Omni:
             # On the host: a seed means the same noise on every device, and in every residency state.
             made = [torch.Generator("cpu").manual_seed(one) for one in seeds]
             arguments["generator"] = made if several else made[0]
-        elif "seed" in self._parameters:
+        else:
             arguments["seed"] = seed
         return seeds if several else seeds[0]
 
@@ -307,7 +312,7 @@ def _load(model: str, dtype: torch.dtype | None, mapped: bool, local_files_only:
             raise PolicyError("dtype", dtype, "None: the demo computes in float32")
         return DemoPipeline.from_pretrained(mapped=mapped)
     place = Path(model).expanduser()
-    if place.is_dir():
+    if model and place.is_dir():
         if not (place / "model_index.json").is_file():
             problem = "is a folder without model_index.json, so that no diffusers pipeline was saved there."
             raise ModelError(model, problem, "Write one with pipeline.save_pretrained(folder).")

@@ -113,6 +113,10 @@ class Mover(Protocol):
         """Give device memory that no loaded component needs back to the system; returns the bytes."""
         ...
 
+    def is_current(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor, or a view, shows what its component's slots hold now."""
+        ...
+
     def audit(self, present: Mapping[str, bool]) -> list[str]:
         """Compare, tensor by tensor, with where the ledger says each component is; returns the differences."""
         ...

@@ -30,7 +30,7 @@ residency/events residency/scope residency/threads residency/graph residency/boo
 residency/switch residency/ledger
 transfer/device transfer/hostmemory transfer/masters transfer/arena transfer/cargo transfer/mover
 report
-attach/hooks attach/methods attach/mixin attach/split attach/diffusers attach/fleet attach/pipeline
+attach/hooks attach/methods attach/adapters attach/mixin attach/split attach/diffusers attach/fleet attach/pipeline
 models
 testing
 demo

@@ -61,27 +61,32 @@ class FaultyArenaMover(ArenaMover):
             move(name)
         finally:
             self.sim.heal()
-            vars(self.cargo(name)).pop("bind_host", None)
             vars(self.cargo(name)).pop("bind_device", None)
+            vars(self).pop("_settle_copies", None)
         raise fault.make(name)
 
     def _break_load(self, cargo: Cargo, fault: Fault) -> None:
         copies = sum(1 for group in cargo.groups if not group.packed and group.nbytes) + len(cargo.slabs)
         error = KeyboardInterrupt if fault.error is KeyboardInterrupt else None
         if self._count % 2 or not copies:
-            cargo.bind_device = _half(cargo, "bind_device", fault)  # type: ignore[method-assign]
+            cargo.bind_device = half(cargo, "bind_device", fault)  # type: ignore[method-assign]
         else:
             self.sim.fail(copy=self._count % max(1, copies - len(cargo.slabs)), error=error)
 
     def _break_evict(self, cargo: Cargo, fault: Fault) -> None:
-        cargo.bind_host = _half(cargo, "bind_host", fault)  # type: ignore[method-assign]
+        """After what was written is home, before anything is bound."""
+
+        def settle(cargo: Cargo) -> None:
+            raise fault.make(cargo.name)
+
+        self._settle_copies = settle  # type: ignore[method-assign]
 
 
-def _half(cargo: Cargo, name: str, fault: Fault) -> Callable[[], None]:
-    """Bind half of the tensors, then fail."""
+def half(cargo: Cargo, name: str, fault: Fault) -> Callable[[], None]:
+    """Bind half of the tensors, then fail; the next time it works."""
 
     def bind() -> None:
-        del vars(cargo)[name]  # the way back works
+        del vars(cargo)[name]
         members = list(cargo.members())
         for member in members[: len(members) // 2]:
             getattr(member, name)()
@@ -237,6 +242,14 @@ class ArenaMachine(ResidencyMachine):
             pinned=data.draw(st.sampled_from((None, 8192, 0)), label="pinnable bytes"),
             order=data.draw(st.sampled_from(("lazy", "eager", _chooser(choices)))),
         )
+
+    def check_accounting(self) -> None:
+        """I8: a component that took on a new parameter keeps the old one's place in its slab, and may grow by it."""
+        ledger = self.subject.ledger
+        assert ledger.device_bytes == sum(ledger.size(name) for name in self.model.present)
+        assert ledger.device_bytes <= ledger.predicted_peak
+        for name, place in self.model.places.items():
+            assert place.bytes <= ledger.size(name) <= place.bytes + align(4 * WIDTH)
 
 
 def _chooser(choices: Sequence[int]) -> Callable[[int], int]:

@@ -23,6 +23,7 @@ from ..transfer.device import backend_for, data_crosses, moving, registrar_for
 from ..transfer.hostmemory import FileMappings, pinnable_bytes
 from ..transfer.masters import PinBudget, align
 from ..transfer.mover import ArenaMover
+from .adapters import MergeWatch
 from .diffusers import announce
 from .hooks import CallHook, forget_compiled
 from .methods import Advised, EntryPoint, entry_points, other_methods
@@ -68,6 +69,7 @@ class Fleet:
         self.ledger = ResidencyLedger(self.mover, policy, owner=owner)
         self.attached: dict[str, Attached] = {}
         self._everything: set[str] = set()
+        self._merges = MergeWatch()
         self._crosses = data_crosses(device)
         self._registrar = registrar_for(device) if policy.pin_memory else None
         _LIVE.add(self)
@@ -111,6 +113,9 @@ class Fleet:
             self._bind_split_models(fresh, undo)
             forget_compiled()
             undo.pop_all()
+        for found in fresh:
+            for module in _modules(found):
+                self._merges.follow(module.modules())
         for module, name in claims:
             _CLAIMS.setdefault(module, Claim(weakref.ref(self.ledger), {})).names[name] = names[name]
         for name in names.values():
@@ -137,6 +142,7 @@ class Fleet:
             self.mover.forget(name)
         if not self.attached:
             self.mover.release_arena()
+            self._merges.stop()
 
     # --- steps of taking on -------------------------------------------------------------------------------
 

@@ -165,6 +165,15 @@ class Offload:
                 saved = self._fleet.mover.save(self._name(name))
                 self.ledger.note_saved(self._name(name), saved, start)
 
+    def is_current(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor, or a view of one, still shows its component's weights.
+
+        A reference to a weight on the device goes stale when the component leaves: then its memory is a rival's.
+        So does one to a weight on the host when the component is loaded, in case someone writes to it there.
+        False also for a tensor that belongs to no component.
+        """
+        return self._fleet is not None and self._fleet.mover.is_current(tensor)
+
     def disable(self, to: torch.device | str | None = None) -> None:
         """Take everything off. Idempotent.
 

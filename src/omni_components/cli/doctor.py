@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -57,8 +58,9 @@ class PinningFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFacts:
-    """Host memory; ``container_limit`` and ``lock_limit`` are ``None`` where there is none."""
+    """Host memory; a limit is ``None`` where there is none."""
 
+    total: int | None
     available: int
     container_limit: int | None
     container_used: int | None
@@ -207,6 +209,7 @@ def _memory() -> MemoryFacts:
     limits = [one for one in container_limits() if one[0] < _UNLIMITED]
     limit, used = min(limits, default=(None, None))
     return MemoryFacts(
+        total=_tried(lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))[0],
         available=available_bytes(),
         container_limit=limit,
         container_used=used,
@@ -301,7 +304,8 @@ def _pinning_line(one: PinningFacts) -> str:
 
 
 def _memory_lines(one: MemoryFacts) -> list[str]:
-    lines = [f"{format_bytes(one.available)} available, {format_bytes(one.pinnable)} may be pinned"]
+    total = "" if one.total is None else f" of {format_bytes(one.total)}"
+    lines = [f"{format_bytes(one.available)}{total} available, {format_bytes(one.pinnable)} may be pinned"]
     if one.container_limit is not None:
         used = format_bytes(one.container_used or 0)
         lines.append(f"container: {used} of {format_bytes(one.container_limit)} used")

@@ -74,8 +74,8 @@ def show_report(report: ResidencyReport) -> None:
 
 def show_files(**files: Path | None) -> None:
     """The files that were written, a line each."""
-    width = max(map(len, files)) + 1
-    for name, path in files.items():
-        if path is not None:
-            # Not through rich: it would break a long path in two, and take brackets in it for markup.
-            typer.echo(f"{name + ':':{width}} {path}")
+    written = {name: path for name, path in files.items() if path is not None}
+    width = max(map(len, written)) + 1
+    for name, path in written.items():
+        # Not through rich: it would break a long path in two, and take brackets in it for markup.
+        typer.echo(f"{name + ':':{width}} {path}")

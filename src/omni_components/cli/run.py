@@ -228,8 +228,8 @@ def _loaded(asked: _Request) -> Iterator[Omni]:
 
     from ..omni import Omni
 
-    try:
-        with Console(stderr=True).status(f"loading {asked.model}"), _told(asked.model):
+    with Console(stderr=True).status(f"loading {asked.model}"), _told(asked.model):
+        try:
             omni = Omni(
                 asked.model,
                 enable_cpu_offload=asked.offload,
@@ -237,11 +237,11 @@ def _loaded(asked: _Request) -> Iterator[Omni]:
                 dtype=asked.dtype,
                 local_files_only=asked.local,
             )
-    except ModelError as error:
-        raise typer.BadParameter(str(error), param_hint="MODEL") from error
-    except PolicyError as error:
-        text = f"{error.value} is not possible; choose {error.choices}."
-        raise typer.BadParameter(text, param_hint=f"--{error.field.replace('_', '-')}") from error
+        except ModelError as error:
+            raise typer.BadParameter(str(error), param_hint="MODEL") from error
+        except PolicyError as error:
+            text = f"{error.value} is not possible; choose {error.choices}."
+            raise typer.BadParameter(text, param_hint=f"--{error.field.replace('_', '-')}") from error
     with omni:
         if hasattr(omni.pipeline, "set_progress_bar_config"):
             omni.pipeline.set_progress_bar_config(disable=True)  # ours shows the steps
@@ -256,9 +256,9 @@ def _told(model: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        cause = str(error).partition("\n")[0]
+        cause = str(error).partition("\n")[0].rstrip(".")
         advice = "Let components take turns (--enable-cpu-offload), or choose a smaller --size."
-        raise ModelError(model, f"does not fit on the device: {cause}", advice) from error
+        raise ModelError(model, f"does not fit on the device: {cause}.", advice) from error
     except PolicyError:
         raise
     except ValueError as error:  # how diffusers' pipelines, and the demo, refuse arguments

@@ -136,6 +136,9 @@ class _Census:
         self._tables: list[Any] = [
             table for one in self._modules for table in (one._parameters, one._buffers)
         ]
+        everything = (*self._children_of, *self._tables)
+        # A scripted module's tables are no dictionaries.
+        self._values: Any = dict.values if all(isinstance(one, dict) for one in everything) else _VALUES
         self._children = [child for table in self._children_of for child in table.values()]
         self._filled = self._count()
 
@@ -143,7 +146,7 @@ class _Census:
         """Whether it is all as it was."""
         return (
             sum(map(len, self._children_of)) == len(self._children)
-            and all(map(is_, _values(self._children_of), self._children))
+            and all(map(is_, self._each(self._children_of), self._children))
             and self._count() == self._filled
             and all(table.get(name) is module for table, name, module in self._steps.values())
             and all(table.get(name) is not None for table, name in self._singles)
@@ -167,12 +170,11 @@ class _Census:
                 return None
         return module
 
+    def _each(self, tables: Iterable[Any]) -> Iterable[Any]:
+        return chain.from_iterable(map(self._values, tables))
+
     def _count(self) -> int:
-        return sum(map(is_not, _values(self._tables), repeat(None)))
-
-
-def _values(tables: Iterable[Any]) -> Iterable[Any]:
-    return chain.from_iterable(map(_VALUES, tables))
+        return sum(map(is_not, self._each(self._tables), repeat(None)))
 
 
 def _tree(path: str, root: nn.Module, seen: set[int]) -> list[tuple[str, nn.Module]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable
-from operator import attrgetter, is_
+from operator import attrgetter, is_, setitem
 from typing import Any
 
 import torch
@@ -63,23 +63,27 @@ class Side:
     def bind(self) -> None:
         """Register this side everywhere."""
         _run(map(_set_data, self._crossing, self._places))
-        _run(map(dict.__setitem__, self._tables, self._names, self._registered))
+        _run(map(setitem, self._tables, self._names, self._registered))
         for one in self._apart:
             one.bind_device() if self._present else one.bind_host()
-        if self._present:
+        if self._present and self._versions is None:
             self._note_versions()
 
     def written(self) -> bool:
-        """Whether someone may have written to one on the device since all were bound; members tell which."""
-        return self._versions_now() != self._versions or any(one.written() for one in self._apart)
+        """Whether someone may have written to one on the device; members tell which.
+
+        Versions that stayed as they were until now need not be noted again at the next binding: a write in
+        between, by someone who kept the device's object, would only be copied home for nothing.
+        """
+        if self._versions_now() == self._versions:
+            return any(one.written() for one in self._apart)
+        self._versions = None
+        return True
 
     def _note_versions(self) -> None:
-        versions = self._versions_now()
-        if versions == self._versions:
-            return  # nobody has written since the last time either
-        for member, version in zip(self._members, versions, strict=True):
+        self._versions = self._versions_now()
+        for member, version in zip(self._members, self._versions, strict=True):
             member.version = version
-        self._versions = versions
 
     def _versions_now(self) -> array[int]:
         return array("q", map(_version, self._objects))

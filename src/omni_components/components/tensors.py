@@ -196,9 +196,9 @@ class Group:
         """Make device memory this group's place; its views are built once for each place."""
         if self.raw is raw:
             return  # same place as last time
-        self.raw = raw
         for member in self.members:
             member.stay_at(member.view(raw))
+        self.raw = raw  # last: an interrupt in between must not look like the same place next time
 
     def leave(self) -> None:
         """Let go of the device memory, so that it can be freed."""

@@ -50,8 +50,10 @@ class Arena:
         self._places: dict[str, tuple[int, int]] = {}
         self._size = 0
         self._planned: tuple[dict[str, tuple[int, int]], int] | None = None
+        self._sizes: dict[str, int] = {}
+        self._rivals: Callable[[str, str], bool] = lambda one, other: True
 
-    def arrange(self, sizes: dict[str, int], rivals: Callable[[str, str], bool]) -> None:
+    def arrange(self, sizes: dict[str, int], rivals: Callable[[str, str], bool]) -> bool:
         """Decide every component's place, from when the buffer is empty.
 
         Until then the old places hold, and a component that has none gets memory of its own: a new place may
@@ -60,11 +62,15 @@ class Arena:
         Args:
             sizes: Bytes of every swappable component.
             rivals: Whether two of them exclude each other.
+
+        Returns:
+            Whether a buffer was given up, so that nobody may keep a view of it.
         """
+        self._sizes, self._rivals = dict(sizes), rivals
         offsets = place(sizes, rivals)
         places = {name: (offset, sizes[name]) for name, offset in offsets.items()}
         self._planned = (places, max((offset + sizes[name] for name, offset in offsets.items()), default=0))
-        self.renew()
+        return self.renew()
 
     def renew(self) -> bool:
         """Take up the latest arrangement if nobody is in the buffer; returns whether a buffer was given up."""
@@ -74,11 +80,18 @@ class Arena:
         (self._places, self._size), self._planned = self._planned, None
         return freed > 0
 
+    def grow(self, name: str, nbytes: int) -> bool:
+        """Plan for a component that has outgrown its place, and `renew`; else it and the buffer would be held."""
+        if nbytes > self._sizes.get(name, nbytes):
+            return self.arrange({**self._sizes, name: nbytes}, self._rivals)
+        return self.renew()
+
     def forget(self, name: str) -> None:
         """A component is no longer declared: another of its name may have other rivals, or another size."""
         for places in (self._places, self._planned[0] if self._planned is not None else {}):
             places.pop(name, None)
         self._views.pop(name, None)
+        self._sizes.pop(name, None)
 
     def take(self, name: str, nbytes: int) -> torch.Tensor:
         """The bytes of a component; may raise the device's out-of-memory error, and then changes nothing."""

@@ -20,7 +20,7 @@ from ..components.tensors import (
     own_storage,
     refuse_unmovable,
 )
-from ..components.wrappers import Composite, compose
+from ..components.wrappers import Composite, compose, leaves
 from .hostmemory import FileMappings
 from .masters import PinBudget, Slab, anonymous, lay_out, pack
 
@@ -55,6 +55,7 @@ class Cargo:
         self.arrived: Any = None
         self._crosses = crosses
         self._at_home = False
+        self._unsure = False  # an adoption was interrupted: look again
         self._told = 0  # the size that the ledger knows
         self._started_on: list[tuple[Group, torch.device]] = []
         self._place: torch.Tensor | None = None  # the block in which every group is settled
@@ -182,6 +183,17 @@ class Cargo:
         for composite in () if stable else self.composites:
             composite.leave()
 
+    def memory(self) -> list[torch.Tensor]:
+        """Its device bytes, as far as it has any, group by group."""
+        return [group.raw for group in self.groups if group.raw is not None]
+
+    def storages(self) -> set[int]:
+        """The storages that its slots hold now, by address."""
+        held = [slot.tensor for slot in self.area.slots()]
+        return {
+            leaf.untyped_storage()._cdata for one in held if one is not None for _, leaf in leaves(one)
+        }
+
     def _moved(self) -> None:
         """The device side is not, or no more, where it was."""
         self._place = None
@@ -202,10 +214,9 @@ class Cargo:
 
     def _runs(self) -> list[tuple[int, torch.Tensor]]:
         if self._copies is None:
-            self._copies = [one for slab in self.slabs for one in slab.copies()]
-            self._copies += [
-                (group.offset, group.source) for group in self.groups if not group.packed and group.nbytes
-            ]
+            runs = [one for slab in self.slabs for one in slab.copies()]
+            runs += [(one.offset, one.source) for one in self.groups if not one.packed and one.nbytes]
+            self._copies = runs  # at once: half of it would be taken for all of it after an interrupt
         return self._copies
 
     def payload(self) -> int:
@@ -263,7 +274,7 @@ class Cargo:
 
     def disturbed(self) -> bool:
         """Whether a slot was added, emptied, or has something that the mover did not put there."""
-        if self.area.changed():
+        if self._unsure or self.area.changed():
             return True
         if not self._intact():
             return True
@@ -295,12 +306,14 @@ class Cargo:
         fresh = [make_group(run, crosses=self._crosses, partners=partners) for run in runs]
         wrappers = compose(runs, fresh)
         copied = sum(self._master_of(group) for group in fresh)
-        self._regrouped()  # first: an interrupt may come between any two steps
+        self._unsure = True  # first: an interrupt may come between any two steps
+        self._regrouped()
         self._keep_only(kept)
         self.groups += fresh
         self.composites += wrappers
         self._lay_out_anew()
         self.area.note()
+        self._unsure = False
         return sum(1 for group in fresh for one in group.members if one.slots) + len(wrappers), copied
 
     def _lay_out_anew(self) -> None:

@@ -92,6 +92,18 @@ class Backend(Protocol):
         """Free device memory, where the device tells."""
         ...
 
+    def watches(self) -> bool:
+        """Whether the device finds references to memory that has changed hands (simulated ones do)."""
+        ...
+
+    def lend(self, memory: list[torch.Tensor]) -> None:
+        """From now on these storages may be used."""
+        ...
+
+    def take_back(self, memory: list[torch.Tensor]) -> None:
+        """From now on a use of these storages is a mistake: the bytes may be somebody else's."""
+        ...
+
 
 class HostBackend:
     """``device="cpu"``: copies end before they return, and there are no streams."""
@@ -123,6 +135,16 @@ class HostBackend:
         """Unknown."""
         return None
 
+    def watches(self) -> bool:
+        """Nobody looks."""
+        return False
+
+    def lend(self, memory: list[torch.Tensor]) -> None:
+        """Nobody looks."""
+
+    def take_back(self, memory: list[torch.Tensor]) -> None:
+        """Nobody looks."""
+
 
 # Asked for at every scope. The public function spends most of its time on finding the index in its argument.
 _current_stream: Callable[[int], torch.Stream] = getattr(
@@ -137,6 +159,7 @@ class AcceleratorBackend:
         self.device = device
         self._index = device.index
         self._stream = torch.Stream(device=device)
+        self._watched = self._module() if hasattr(self._module(), "watches_references") else None
 
     def touch(self) -> Any:
         """The current stream of this thread."""
@@ -174,6 +197,20 @@ class AcceleratorBackend:
         except (AttributeError, RuntimeError, NotImplementedError):
             return None
         return int(free)
+
+    def watches(self) -> bool:
+        """As the device's module says, if it has the functions for it."""
+        return self._watched is not None and bool(self._watched.watches_references())
+
+    def lend(self, memory: list[torch.Tensor]) -> None:
+        """Tell the device."""
+        if self._watched is not None:
+            self._watched.restore(memory)
+
+    def take_back(self, memory: list[torch.Tensor]) -> None:
+        """Tell the device."""
+        if self._watched is not None:
+            self._watched.revoke(memory)
 
     def _module(self) -> Any:
         return torch.get_device_module(self.device)

@@ -14,6 +14,7 @@ import torch
 from torch.profiler import record_function
 
 from ..components.tensors import Group
+from ..components.wrappers import leaves
 from ..errors import TransferError
 from ..protocols import Moved, MoverFacts
 from .arena import Arena
@@ -77,6 +78,8 @@ class ArenaMover:
                 block = self._room(cargo)
                 self._copy_in(cargo, block)
                 cargo.settle(block)
+                if self.backend.watches():
+                    self.backend.lend(cargo.memory())
                 cargo.bind_device()
         return Moved(bytes=cargo.payload(), written_back=copied, adopted=adopted, size=cargo.new_size())
 
@@ -98,7 +101,10 @@ class ArenaMover:
             try:
                 cargo.bind_host()
             except BaseException:
-                cargo.bind_device()
+                # Interrupted between two tensors. The masters are up to date, and what was just adopted has no
+                # bytes on the device: the way home is the one that can be finished.
+                cargo.bind_host()
+                self._vacate(cargo)
                 raise
             self._vacate(cargo)
         return Moved(written_back=copied, adopted=adopted, size=cargo.new_size())
@@ -134,6 +140,17 @@ class ArenaMover:
             for composite in cargo.composites:
                 composite.saved()
             return copied
+
+    def is_current(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor, or a view, shows what its component's slots hold now.
+
+        False for one that shows memory which the component has left, and for one of no component.
+        """
+        with moving():
+            asked = {leaf.untyped_storage()._cdata for _, leaf in leaves(tensor)}
+            for cargo in self._cargo.values():
+                asked -= cargo.storages()
+        return not asked
 
     def facts(self) -> MoverFacts:
         """Memory that the masters and the arena hold, for the report."""
@@ -193,7 +210,7 @@ class ArenaMover:
             raise
 
     def _room(self, cargo: Cargo) -> torch.Tensor:
-        if self.arena.renew():
+        if self.arena.grow(cargo.name, cargo.size):
             self._leave_absent()
         try:
             return self.arena.take(cargo.name, cargo.size)
@@ -245,6 +262,8 @@ class ArenaMover:
             if here is not None and stream != here:
                 here.wait_stream(stream)  # the allocator may give these bytes to the current stream next
         cargo.streams, cargo.arrived = [], None
+        if self.backend.watches():
+            self.backend.take_back(cargo.memory())
         cargo.leave(stable=self.arena.stable(cargo.name))
         self.arena.give(cargo.name)
 

@@ -88,6 +88,11 @@ def _device_module(loaded: ModuleType) -> types.ModuleType:
     module.mem_get_info = torch.accelerator.get_memory_info
     module.host_register = loaded.host_register
     module.host_unregister = loaded.host_unregister
+    # Who lends the same memory in turns tells which tensors' memory is somebody else's, until it is theirs again:
+    # reads through their storages then see poison and are reported.
+    module.revoke = loaded.revoke
+    module.restore = loaded.restore
+    module.watches_references = lambda: loaded.poisons(loaded.current_device())
     module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     _add_random(module, loaded)
     return module  # type: ignore[no-any-return]

@@ -38,7 +38,7 @@ class AcceleratorStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaceReport:
-    """Two operations on the same bytes with no wait between them.
+    """Two operations on the same bytes with no wait between them, or one through a stale reference to them.
 
     Attributes:
         kind: which hazard it is.
@@ -64,7 +64,9 @@ class RaceReport:
 
     @property
     def missing_wait(self) -> str:
-        """The wait that would have ordered the two."""
+        """The wait that would have ordered the two; none helps a stale reference."""
+        if self.first == "revoke":
+            return ""
         if self.second_stream == "host":
             return f"the host must wait for {self.first_stream}"
         return f"{self.second_stream} must wait for {self.first_stream} before {self.second}"
@@ -72,6 +74,11 @@ class RaceReport:
     def __str__(self) -> str:
         name = f" of {self.label}" if self.label else ""
         where = f" ({self.where})" if self.where else ""
+        if self.first == "revoke":
+            return (
+                f"{self.kind}: {self.second} on {self.second_stream}{where} touches {self.bytes} bytes{name} at "
+                f"{self.address:#x} that belong to somebody else by now; take the tensor from its module again"
+            )
         return (
             f"{self.kind}: {self.second} on {self.second_stream}{where} touches {self.bytes} bytes{name} at "
             f"{self.address:#x} that {self.first} on {self.first_stream} may still be using; "

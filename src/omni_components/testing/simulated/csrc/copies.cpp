@@ -84,7 +84,8 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& to, bool non_bl
   maybe_fail(from.device() == to.device() ? kStepFault : kCopyFault, index);
   consider_running();
   const auto& host = from.is_cpu() ? from : to;
-  bool late = non_blocking && host.is_cpu() && is_memcpy(from, to) &&
+  bool stale = is_revoked(from.storage()) || is_revoked(to.storage());
+  bool late = non_blocking && !stale && host.is_cpu() && is_memcpy(from, to) &&
       is_pinned(extent_of(host).memory, extent_of(host).bytes);
   if (late) copy_late(from, to, current_slot(index));
   else copy_now(from, to, current_slot(index), !non_blocking || to.is_cpu());

@@ -184,7 +184,7 @@ class Call {
 
   // An out= argument may have been resized: its host alias then has new memory, which the device adopts.
   void take_back_if_grown(Shared& shared) {
-    if (shared.host.data() == shared.device.data()) return;
+    if (shared.host.data() == shared.device.data() || is_revoked(shared.device)) return;
     auto* storage = shared.device.unsafeGetStorageImpl();
     size_t bytes = shared.host.nbytes();
     storage->set_data_ptr_noswap(adopt(shared.host, device_));

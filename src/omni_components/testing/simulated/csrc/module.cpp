@@ -1,6 +1,6 @@
 // What Python sees, and what torch asks an accelerator for.
 #include "random.h"
-#include "state.h"
+#include "tensors.h"
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <torch/csrc/utils/pybind.h>
@@ -200,6 +200,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("default_generator", [](int index) { return default_generator(index); });
   m.def("host_register", &host_register);
   m.def("host_unregister", &host_unregister);
+  m.def("revoke", &sim::revoke);
+  m.def("restore", &sim::restore);
+  m.def("poisons", [](int index) {
+    Lock lock;
+    return leader_of(index).poison;
+  });
   m.def("label", [](uintptr_t memory, int64_t bytes, std::string name) {
     Lock lock;
     set_label(reinterpret_cast<void*>(memory), static_cast<size_t>(bytes), std::move(name));

@@ -10,6 +10,7 @@
 namespace sim {
 
 c10::Storage host_storage(const c10::Storage& device) {
+  if (is_revoked(device)) return poison_for(device);
   c10::DataPtr bytes(device.mutable_data_ptr().get(), c10::Device(c10::kCPU));
   auto* allocator = c10::GetAllocator(c10::kCPU);
   return {c10::Storage::use_byte_size_t(), device.nbytes(), std::move(bytes), allocator, true};
@@ -58,6 +59,7 @@ void touch_tensor(const at::Tensor& t, const Access& by, bool write) {
   // Copies of pageable memory are staged: no stream ever touches it.
   if (extent.bytes == 0 || (t.is_cpu() && !is_pinned(extent.memory))) return;
   Lock lock;
+  if (is_revoked(t.storage())) return report_revoked(t, by, write);
   touch(extent.memory, extent.bytes, by, write);
 }
 

@@ -23,6 +23,12 @@ struct Extent {
   size_t bytes;
 };
 Extent extent_of(const at::Tensor& tensor);
+// Storages revoked with `torch.sim.revoke`: their memory belongs to somebody else by now.
+void revoke(const std::vector<at::Tensor>& tensors);
+void restore(const std::vector<at::Tensor>& tensors);
+bool is_revoked(const c10::Storage& storage);
+c10::Storage poison_for(const c10::Storage& device);  // what one sees through it
+void report_revoked(const at::Tensor& tensor, const Access& by, bool write);
 void touch_tensor(const at::Tensor& tensor, const Access& by, bool write);
 
 // While host aliases are worked on: autograd, autocast and Python's modes have had their turn already, on

@@ -1,0 +1,148 @@
+"""Shortened runs of the transfer benchmarks: exact on counts, loose on times, which are those of a busy machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks import growth, mapped_cpu, switch
+from benchmarks.harness import Time, median_ratio, size_of
+
+from omni_components.testing.plugin import require_simulated_accelerator
+
+
+def run(benchmark: Any, folder: Path, *more: str) -> dict[str, Any]:
+    file = folder / f"{benchmark.__name__}.json"
+    benchmark.main(["--json", str(file), "--quick", *more])
+    return json.loads(file.read_text())
+
+
+# --- switch.py -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def switches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    require_simulated_accelerator()
+    return run(switch, tmp_path_factory.mktemp("switch"))
+
+
+@pytest.mark.parametrize("count", ["device_allocations", "flushes", "host_allocations"])
+def test_switches_take_no_memory_and_flush_nothing(switches: dict[str, Any], count: str) -> None:
+    """I8: the arena and the masters are all there is."""
+    assert switches[count] == 0
+
+
+def test_a_switch_is_few_copies_one_way(switches: dict[str, Any]) -> None:
+    for one in switches["by_tensors"].values():
+        assert 1 <= one["copies"] <= one["most_copies"]
+        assert one["bytes_to_device"] == one["bytes"]
+        assert one["bytes_to_host"] == 0
+
+
+def test_a_changed_weight_costs_its_own_bytes_only(switches: dict[str, Any]) -> None:
+    """I7: it is copied home, and nothing else is."""
+    for one in switches["by_tensors"].values():
+        assert 0 < one["changed_bytes"] < one["bytes"] / 100
+        assert one["changed_bytes_to_host"] == one["changed_bytes"]
+
+
+def test_a_switch_is_faster_than_every_swap_that_moves_tensor_by_tensor(switches: dict[str, Any]) -> None:
+    for name in ("accelerate_cpu_offload_with_hook", "plain_to"):
+        assert switches["switch_cpu_ratio_8000"] < switches["peers"][name]["switch_cpu_ratio_8000"]
+
+
+def test_every_peer_runs_and_has_the_same_figures(switches: dict[str, Any]) -> None:
+    figures = {key for key in switches if key.startswith("switch_")} | {*switch.COUNTS, "host_allocations"}
+    assert {*switches["peers"]} == {
+        "raw_copy",
+        "accelerate_cpu_offload_with_hook",
+        "plain_to",
+        "diffusers_group_offload",
+        "diffusers_group_offload_stream",
+    }
+    for peer in switches["peers"].values():
+        assert "did_not_run" not in peer
+        assert figures <= {*peer}
+
+
+def test_peers_that_swap_with_to_copy_everything_back(switches: dict[str, Any]) -> None:
+    """What the counters say of a peer whose traffic is known: they count."""
+    size = switches["by_tensors"]["8000"]["bytes"]
+    for name in ("accelerate_cpu_offload_with_hook", "plain_to", "diffusers_group_offload"):
+        assert switches["peers"][name]["bytes_to_host"] == size
+
+
+# --- growth.py -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    require_simulated_accelerator()
+    folder = tmp_path_factory.mktemp("growth")
+    result = run(growth, folder, "--plot", str(folder / "growth.png"))
+    assert (folder / "growth.png").read_bytes().startswith(b"\x89PNG")
+    return result
+
+
+@pytest.mark.parametrize("curve", ["components", "history"])
+def test_a_switch_does_not_grow_with(grown: dict[str, Any], curve: str) -> None:
+    """16 times the components, 10,000 times the events: nobody walks over them."""
+    assert grown[f"{curve}_growth"] < 4
+
+
+def test_a_tensor_costs_microseconds(grown: dict[str, Any]) -> None:
+    assert grown["cpu_us_per_tensor"] < 12
+
+
+# --- mapped_cpu.py ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mapped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    if not Path("/proc/self/smaps_rollup").exists():
+        pytest.skip("this system does not tell a process's anonymous memory (/proc/self/smaps_rollup)")
+    return run(mapped_cpu, tmp_path_factory.mktemp("mapped"))
+
+
+def test_a_mapped_pipeline_never_holds_more_than_its_largest_component(mapped: dict[str, Any]) -> None:
+    """I1, by the system's own figure; the share of Python and torch is taken off, since it is no weight."""
+    assert mapped["looks"] > 10
+    assert 1.0 <= mapped["peak_ratio_above_before"] <= mapped_cpu.ALLOWED
+
+
+def test_enabling_and_releasing_hold_no_weights(mapped: dict[str, Any]) -> None:
+    for when in ("anonymous_enabled", "anonymous_released"):
+        assert mapped[when] - mapped["anonymous_before"] < mapped["largest_component"] / 10
+
+
+def test_a_mapped_pipeline_computes_what_it_computes_without_offload(mapped: dict[str, Any]) -> None:
+    """I7; each component is loaded once per run, and travels whole."""
+    assert mapped["equal"] is True
+    assert mapped["loads"] == 2 * len(mapped_cpu.NAMES)
+    assert mapped["bytes_loaded"] == 2 * mapped["weights"]
+
+
+# --- harness.py ------------------------------------------------------------------------------------------
+
+
+def test_a_ratio_is_taken_round_by_round() -> None:
+    """A slow round is slow for both: the ratio of the medians would be 3 here."""
+    base = [Time(1.0, 1.0), Time(10.0, 2.0), Time(1.0, 1.0)]
+    taken = [Time(2.0, 3.0), Time(20.0, 6.0), Time(3.0, 3.0)]
+    assert median_ratio(taken, base) == 2.0
+    assert median_ratio(taken, base, "cpu") == 3.0
+
+
+def test_components_have_the_tensors_and_bytes_they_are_asked_for() -> None:
+    module = switch.Layers(400, 32 << 20)
+    assert sum(1 for _ in module.parameters()) == 400
+    assert size_of(module) == pytest.approx(32 << 20, rel=0.01)
+
+
+@pytest.mark.parametrize("benchmark", [switch, growth, mapped_cpu])
+def test_a_missing_file_name_is_a_usage_error(benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        benchmark.main([])
+    assert "--json" in capsys.readouterr().err

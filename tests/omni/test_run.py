@@ -1,0 +1,310 @@
+"""Faults of ``omni-components run``: tracebacks, half-written files, work done before a refusal."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from omni_components import ModelError, Omni, OmniOutput
+from omni_components.cli import app, media
+from omni_components.cli.media import FORMATS
+from omni_components.demo import DemoPipeline
+
+from .test_trace import check_schema
+
+SMALL = ("--size", "32x32", "--steps", "2")
+
+
+def run(*words: object):
+    return CliRunner().invoke(app, ["run", *map(str, words)])
+
+
+def refused(*words: object, code: int = 2) -> str:
+    """The one line that it gives, all that it gives, with no file."""
+    before = sorted(os.listdir())
+    result = run(*words)
+    assert result.exit_code == code, (result.output, result.exception)
+    assert result.stdout == ""
+    assert result.stderr.startswith("omni-components: ")
+    assert result.stderr.count("\n") == 1
+    assert sorted(os.listdir()) == before
+    return result.stderr
+
+
+def loads(stdout: str) -> dict[str, str]:
+    """How often each component was loaded, as the table says."""
+    lines = [line.split() for line in stdout.splitlines() if line.strip()]
+    columns = {"part": 4, "encoder": 4, "dit": 4, "vae": 4}
+    return {line[0]: line[columns[line[1]]] for line in lines if len(line) > 4 and line[1] in columns}
+
+
+# --- what it does ---------------------------------------------------------------------------------------
+
+
+def test_the_demo_gives_a_picture_a_timeline_a_trace_and_the_report(folder):
+    """I1, I8 in the report."""
+    words = ("demo", "a", "bold", "7", "--steps", 3, "--seed", 5, "--device", "cpu", "--out", "x.png")
+    result = run(*words, "--trace", "x.json")
+    assert result.exit_code == 0, result.output
+    assert sorted(os.listdir()) == ["x.json", "x.png", "x.timeline.png"]
+    expected = DemoPipeline.from_pretrained()("a bold 7", steps=3, seed=5).images[0]
+    with Image.open("x.png") as picture:
+        assert picture.tobytes() == expected.tobytes()
+    check_schema(json.loads(Path("x.json").read_text()))
+    found = loads(result.stdout)
+    assert {found[name] for name in ("text_encoder", "reasoner", "generator")} == {"1"}
+    assert "mapped" in result.stdout
+    assert result.stdout.endswith("file:     x.png\ntimeline: x.timeline.png\ntrace:    x.json\n")
+
+
+def test_a_real_folder_on_the_accelerator_gives_what_omni_gives(folder, picture_folder, sim):
+    result = run(picture_folder, "a", "lighthouse", "--seed", 3, "--out", "x.PNG", *SMALL)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    assert "device sim:0" in result.stdout
+    with Omni(picture_folder, device="cpu") as omni:
+        expected = omni.generate("a lighthouse", seed=3, num_inference_steps=2, height=32, width=32).images[0]
+    with Image.open("x.PNG") as picture:
+        assert np.abs(np.asarray(picture, int) - np.asarray(expected, int)).max() <= 1
+    assert sim.stats().allocated < 4096  # a scheduler keeps its time steps
+
+
+def test_without_offload_nothing_is_reported_and_only_the_picture_is_written(folder, sim):
+    result = run("demo", "one", "--steps", 1, "--no-cpu-offload", "--out", "x.png")
+    assert (result.exit_code, result.stdout) == (0, "file: x.png\n"), result.output
+    assert os.listdir() == ["x.png"]
+    assert sim.stats().h2d_bytes > 3 * 2**20
+
+
+def test_a_video_is_a_gif_with_all_its_frames_and_a_single_frame_a_picture(folder, video_folder):
+    words = (video_folder, "a", "boat", "--device", "cpu", *SMALL, "--out")
+    result = run(*words, "x.gif", "--frames", 5, "--fps", 10)
+    assert result.exit_code == 0, result.output
+    with Image.open("x.gif") as picture:
+        shown = 0
+        for frame in range(picture.n_frames):
+            picture.seek(frame)
+            shown += picture.info["duration"]
+        assert picture.size == (32, 32)
+    assert shown == 500  # equal frames in a row are stored as one that is shown longer
+    assert run(*words, "one.png", "--frames", 1).exit_code == 0
+    assert sorted(os.listdir()) == ["one.png", "one.timeline.png", "x.gif", "x.timeline.png"]
+
+
+def test_a_real_sound_model_gives_a_wav_file_of_what_omni_gives(folder, sound_folder, sim):
+    words = (sound_folder, "a", "dog", "--seed", 2, "--steps", 2, "--out", "x.wav")
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    with Omni(sound_folder, device="cpu") as omni:
+        output = omni.generate("a dog", seed=2, num_inference_steps=2)
+    assert (output.images, output.frames, output.sample_rate) == (None, None, 16_000)
+    with wave.open("x.wav") as file:
+        assert (file.getframerate(), file.getnchannels()) == (16_000, 1)
+        found = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+    assert found.shape == output.audio[0].shape
+    assert np.abs(found / 32767 - np.clip(output.audio[0], -1, 1)).max() < 1e-3
+    assert sim.stats().h2d_bytes > 5 * 2**20
+
+
+def test_help_imports_no_torch_and_no_diffusers():
+    code = (
+        "import sys; from typer.testing import CliRunner; from omni_components.cli import app; "
+        "results = [CliRunner().invoke(app, [name, '--help']).exit_code for name in ('run', 'doctor')]; "
+        "print(results, [m for m in ('torch', 'diffusers', 'matplotlib', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.strip() == "[0, 0] []"
+
+
+def test_mp4_is_written_by_diffusers_where_the_encoder_is_installed(folder, monkeypatch):
+    from diffusers.utils import export_utils
+
+    written = []
+    monkeypatch.setattr(
+        export_utils, "export_to_video", lambda *args, **options: written.append((args, options))
+    )
+    frames = [[Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in (0, 99, 200)]]
+    FORMATS[".mp4"].write(OmniOutput(frames=frames), Path("x.mp4"), 12, "m")
+    assert written == [((frames[0], "x.mp4"), {"fps": 12})]
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 100), (2, 100), (1, 100), (100,)])
+@pytest.mark.parametrize("form", [torch.tensor, np.array])
+def test_sound_is_a_wav_file_with_its_channels_in_order_and_clipped(folder, shape, form):
+    samples = np.linspace(-1.5, 1.5, int(np.prod(shape)), dtype="float32").reshape(shape)
+    FORMATS[".wav"].write(OmniOutput(audio=form(samples), sample_rate=16_000), Path("x.wav"), 1, "m")
+    with wave.open("x.wav") as file:
+        channels = file.getnchannels()
+        assert (file.getframerate(), file.getsampwidth(), file.getnframes()) == (16_000, 2, 100)
+        found = np.frombuffer(file.readframes(100), "<i2").reshape(100, channels).T
+    expected = np.clip(samples.reshape(channels, 100), -1, 1)
+    assert np.abs(found / 32767 - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 8, 8, 3), (3, 8, 8, 3)])
+def test_frames_as_numbers_are_written_too(folder, shape):
+    frames = np.linspace(0, 1, int(np.prod(shape))).reshape(shape)
+    FORMATS[".gif"].write(OmniOutput(frames=frames), Path("x.gif"), 10, "m")
+    with Image.open("x.gif") as picture:
+        assert picture.n_frames == 3
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_model_that_gave_something_else_says_so(folder, suffix):
+    with pytest.raises(ModelError, match="gave no"):
+        FORMATS[suffix].write(OmniOutput(), Path(f"x{suffix}"), 10, "m")
+
+
+# --- wrong input ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["x.jpg", "x", ".png", "x.webm"])
+def test_a_suffix_that_tells_no_format_is_refused_with_those_that_do(folder, name):
+    assert ".png, .gif, .mp4, .wav" in refused("demo", "one", "--out", name)
+
+
+def test_mp4_without_an_encoder_is_refused_with_what_to_install(folder, monkeypatch):
+    monkeypatch.setattr(media, "find_spec", lambda name: None)
+    assert "pip install imageio imageio-ffmpeg" in refused("demo", "one", "--out", "x.mp4")
+
+
+@pytest.mark.parametrize(("name", "makes"), [("x.gif", "no video"), ("x.wav", "no sound")])
+def test_a_suffix_that_the_model_does_not_make_is_refused_before_the_work(folder, name, makes, monkeypatch):
+    monkeypatch.setattr(DemoPipeline, "_denoise", lambda *_: pytest.fail("it was computed"))
+    line = refused("demo", "one", "--device", "cpu", "--out", name)
+    assert f"demo makes {makes}; choose .png" in line
+
+
+def test_a_picture_of_a_video_model_is_refused_with_the_two_ways(folder, video_folder):
+    assert "choose .gif, or pass --frames 1" in refused(
+        video_folder, "x", "--device", "cpu", "--out", "x.png"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--steps", "0"), "choose 1 to 1000"),
+        (("--seed", "-1"), "choose 0 to"),
+        (("--size", "32"), "such as 832x480"),
+        (("--size", "0x32"), "such as 832x480"),
+        (("--size", "32x32"), "--size: demo has no such choice"),
+        (("--frames", "3"), "--frames: demo has no such choice"),
+        (("--frames", "0"), "--frames"),
+        (("--fps", "0"), "--fps"),
+        (("--device", "warp"), "--device"),
+        (("--dtype", "int8"), "float32, bfloat16, float16"),
+        (("--dtype", "bfloat16"), "the demo computes in float32"),
+        (("--trace", "x.png"), "'x.png' is written already"),
+        (("--trace", "x.timeline.png"), "is written already"),
+        (("--trace", "t.json", "--no-cpu-offload"), "leave out --no-cpu-offload"),
+        (("--trace", "no/where/t.json"), "and its timeline and trace cannot be written"),
+        (("--stepz", "1"), "See 'omni-components --help'"),
+    ],
+)
+def test_an_option_that_cannot_be_is_one_line_that_says_what_to_do(folder, words, says):
+    line = refused("demo", "one", "--out", "x.png", *words)
+    assert says in line.replace("'--size'", "--size").replace("'--frames'", "--frames")
+
+
+def test_a_prompt_that_the_model_refuses_is_told_in_its_own_words(folder, picture_folder):
+    assert "Did you mean 'seven'?" in refused("demo", "sevn", "--device", "cpu", "--out", "x.png")
+    words = (picture_folder, "x", "--device", "cpu", "--size", "33x33", "--out", "x.png")
+    assert "divisible by" in refused(*words)
+
+
+@pytest.mark.parametrize("words", [(), ("demo",), ("demo", "one")])
+def test_a_missing_argument_is_one_line(folder, words):
+    assert "Missing" in refused(*words)
+
+
+@pytest.mark.parametrize("model", ["nowhere", "./nowhere", "."])
+def test_a_model_that_is_not_there_is_one_line(folder, model):
+    assert "MODEL" in refused(model, "x", "--out", "x.png")
+
+
+def test_a_hub_model_without_a_cache_is_one_line_and_libraries_are_silent(folder):
+    line = refused("nobody/nothing", "x", "--local-files-only", "--out", "x.png")
+    assert "'nobody/nothing' could not be loaded" in line
+
+
+# --- failures on the way --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["--enable-cpu-offload", "--no-cpu-offload"])
+def test_a_device_without_room_is_one_line_and_leaves_no_file(folder, sim, how):
+    """I6: no wrong input, so the code is 1."""
+    sim.capacity = "1MiB"
+    line = refused("demo", "one", "--steps", 1, how, "--out", "x.png", code=1)
+    assert "could not be loaded" in line or "does not fit on the device" in line
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "omni_components.demo.DemoPipeline.from_pretrained",
+        "omni_components.demo.DemoPipeline._denoise",
+        "PIL.Image.Image.save",
+        "omni_components.report.timeline.draw_timeline",
+        "omni_components.report.trace.write_trace",
+    ],
+)
+def test_an_interrupt_anywhere_leaves_the_old_file_and_no_other(folder, where, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    import omni_components.report.timeline
+    import omni_components.report.trace  # noqa: F401 - so that their names can be patched
+
+    Path("x.png").write_bytes(b"old")
+    monkeypatch.setattr(where, interrupt)
+    words = ("demo", "one", "--steps", 1, "--device", "cpu", "--out", "x.png", "--trace", "x.json")
+    assert refused(*words, code=130) == "omni-components: interrupted\n"
+    assert Path("x.png").read_bytes() == b"old"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
+def test_control_c_between_two_steps_ends_the_run_even_if_a_library_swallows_it(folder, monkeypatch):
+    real = DemoPipeline.__call__
+
+    @functools.wraps(real)
+    def swallows(*args, callback, **options):
+        def stepped(done, total):
+            if done == 2:
+                with contextlib.suppress(KeyboardInterrupt):
+                    signal.raise_signal(signal.SIGINT)
+            assert done <= 2
+            callback(done, total)
+
+        return real(*args, callback=stepped, **options)
+
+    monkeypatch.setattr(DemoPipeline, "__call__", swallows)
+    words = ("demo", "one", "--steps", 9, "--device", "cpu", "--out", "x.png")
+    assert refused(*words, code=130) == "omni-components: interrupted\n"
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_old_file(folder, monkeypatch):
+    def full(self, path, **_):
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    Path("x.png").write_bytes(b"old")
+    monkeypatch.setattr(Image.Image, "save", full)
+    words = ("demo", "one", "--steps", 1, "--device", "cpu", "--out", "x.png")
+    assert "No space left on device" in refused(*words)
+    assert Path("x.png").read_bytes() == b"old"
