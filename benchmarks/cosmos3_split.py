@@ -6,7 +6,8 @@ The joint class runs the reasoner's and the generator's half of every layer at e
 reasoner's half at the first step only. With N text tokens, M generated ones and S steps it pushes N + S * M tokens
 through half a layer instead of S * (N + M); `by_tokens` is that ratio, what to expect where attention is cheap.
 
-Steps of the two take turns, so that whatever else the machine does slows both; the figures are medians over repeats.
+Steps of the two take turns, so that whatever else the machine does slows both. The time of a loop is made of medians
+over all its steps: S joint ones; the first split one, which reads the text, and S - 1 later ones.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Plan:
     steps: int = 20
     grid: int = 16  # patches on a side of the picture
     texts: tuple[int, ...] = (64, 512, 2048)
-    repeats: int = 3
+    repeats: int = 2
 
 
 QUICK = Plan(hidden=128, layers=2, steps=4, grid=4, texts=(64, 512), repeats=3)
@@ -45,12 +46,13 @@ QUICK = Plan(hidden=128, layers=2, steps=4, grid=4, texts=(64, 512), repeats=3)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Medians for one length of text; seconds of all steps."""
+    """One length of text; seconds of all steps, and the medians that they are made of."""
 
     text_tokens: int
     generated_tokens: int
     joint_s: float
     split_s: float
+    joint_step_s: float
     first_step_s: float
     later_step_s: float
     ratio: float
@@ -98,15 +100,19 @@ def call(plan: Plan, text: int) -> dict[str, Any]:
 def measure(plan: Plan, models: dict[str, Any], text: int) -> Row:
     """Repeat the loop over one length of text."""
     runs = [_loop(plan, models, text) for _ in range(plan.repeats)]
-    joint, split = (statistics.median(sum(run[name]) for run, _ in runs) for name in ("joint", "split"))
+    joint_step = statistics.median(second for run, _ in runs for second in run["joint"])
+    first = statistics.median(run["split"][0] for run, _ in runs)
+    later = statistics.median(second for run, _ in runs for second in run["split"][1:])
     picture, steps = plan.grid**2, plan.steps
+    joint, split = steps * joint_step, first + (steps - 1) * later
     return Row(
         text_tokens=text,
         generated_tokens=picture,
         joint_s=joint,
         split_s=split,
-        first_step_s=statistics.median(run["split"][0] for run, _ in runs),
-        later_step_s=statistics.median(second for run, _ in runs for second in run["split"][1:]),
+        joint_step_s=joint_step,
+        first_step_s=first,
+        later_step_s=later,
         ratio=joint / split,
         by_tokens=steps * (text + picture) / (text + steps * picture),
         largest_difference=max(difference for _, difference in runs),
@@ -178,7 +184,7 @@ def _table(plan: Plan, rows: list[Row]) -> str:
         f" {row.largest_difference:20.1e}"
         for row in rows
     ]
-    return "\n".join([f"{what}; medians of {plan.repeats}", head, *body])
+    return "\n".join([what, head, *body])
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def _above(times: list[Time], copy: list[Time]) -> float:
 
 def measure(quick: bool = False) -> dict[str, Any]:
     """All curves; ``quick`` takes fewer points and bytes."""
-    rounds = 5 if quick else 25
+    rounds = 5 if quick else 15
     few = slice(None, None, 2)
     curves = {
         "tensors": curve(

@@ -161,9 +161,14 @@ def child(folder: Path, layers: int) -> dict[str, Any]:
     }
 
 
-def measure(quick: bool = False) -> dict[str, Any]:
-    """Write the weights, run the process, compare."""
-    layers = (200 * MIB if quick else 2048 * MIB) // (WIDTH * WIDTH * 4)
+def measure(quick: bool = False, component: int | None = None) -> dict[str, Any]:
+    """Write the weights, run the process, compare.
+
+    Args:
+        quick: 200 MiB instead of 2 GiB per component.
+        component: Bytes per component, if neither.
+    """
+    layers = (component or (200 if quick else 2048) * MIB) // (WIDTH * WIDTH * 4)
     with TemporaryDirectory() as folder:
         write_weights(Path(folder), layers)
         command = [sys.executable, str(Path(__file__).resolve()), "--child", folder, "--layers", str(layers)]

@@ -5,7 +5,7 @@
 Two components of 0.5 GiB take turns on the simulated device (poison off), with 400 and with 8,000 tensors each.
 Raw copy, this package and the peers take turns in every round; the medians of the rounds' ratios are written,
 by the clock and by the processor's time. Counts are exact: those of the package are over 100 switches, those of
-the peers over the rounds.
+the peers over one.
 
 The peers: accelerate's ``cpu_offload_with_hook`` on both components, each other's predecessor; a plain ``.to()``
 of both; diffusers' group offload (block level), where one run of a component's blocks stands for the switch,
@@ -281,7 +281,7 @@ def figures(tensors: int, *, nbytes: int, rounds: int, switches: int) -> dict[st
             for name, times in taken.items()
         }
         counts = {
-            name: counted(sim, case, switches if name == OURS else 2)
+            name: counted(sim, case, switches if name == OURS else 1)
             for name, case in cases.items()
             if name != f"{RAW}_again"
         }
@@ -299,7 +299,7 @@ def figures(tensors: int, *, nbytes: int, rounds: int, switches: int) -> dict[st
 def measure(quick: bool = False) -> dict[str, Any]:
     """The figures at every number of tensors, flat for ours, by number for the peers."""
     nbytes = 32 * MIB if quick else 512 * MIB
-    rounds, switches = (3, 10) if quick else (9, 100)
+    rounds, switches = (2, 10) if quick else (9, 100)
     found = {one: figures(one, nbytes=nbytes, rounds=rounds, switches=switches) for one in TENSORS}
     result: dict[str, Any] = {}
     for count, one in found.items():

@@ -50,9 +50,9 @@ ACCELERATORS = {"cuda", "xpu", "mps", "npu", "hip"}
 _PUBLIC = """
 AbsentComponentError BudgetError Component ComponentNotFoundError DeclarationError InvariantError ModelError
 Offload OffloadPolicy OffloadScope Omni OmniComponentsError OmniOffloadMixin OmniOutput OwnershipError
-PolicyError ResidencyDeadlockError ResidencyEvent ResidencyLedger ResidencyTimeoutError ResidencyWarning Role ScopeError SplitModel
-SupportsComponentDiscovery SupportsOmniOffload TransferError UnknownComponentError UnsupportedTensorError
-declares_components offload
+PolicyError ResidencyDeadlockError ResidencyEvent ResidencyLedger ResidencyTimeoutError ResidencyWarning
+Role ScopeError SplitModel SupportsComponentDiscovery SupportsOmniOffload TransferError UnknownComponentError
+UnsupportedTensorError declares_components offload
 """
 PUBLIC = _PUBLIC.split()
 

@@ -60,6 +60,18 @@ class Parts(SplitModel):
             return getattr(self, which)(x)
 
 
+class Weights(Parts):
+    """The same, each weight and each bias declared by itself."""
+
+    _offload_components: ClassVar[dict[str, list[str]]] = {
+        "A": ["A.layers.*.weight", "A.layers.*.bias"],
+        "B": ["B.layers.0.weight", "B.layers.0.bias", "B.layers.1"],
+    }
+
+
+KINDS = [Modules, Parts, Weights]
+
+
 def tuners(module: nn.Module) -> list[Any]:
     return [one for one in module.modules() if isinstance(one, BaseTunerLayer)]
 
@@ -144,7 +156,7 @@ SEQUENCES: dict[str, list[Step]] = {
 PLACES = ["host", "device", "alternating", "in_one_go"]
 
 
-@pytest.mark.parametrize("kind", [Modules, Parts])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("sequence", SEQUENCES)
 @pytest.mark.parametrize("arena", ["keep", "fit"])

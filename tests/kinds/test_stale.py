@@ -169,3 +169,36 @@ def test_c37_without_poison_nobody_looks():
                 assert not handle.is_current(reference)
                 assert any(torch.equal(reference.cpu(), layer.weight.cpu()) for layer in target.B.layers)
         assert sim.races == []
+
+
+@each_arena
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "int8"])
+@pytest.mark.parametrize("on_device", [True, False], ids=["device", "host"])
+def test_a_module_taken_out_that_computes_with_the_rivals_weights(sim, on_device, wrapped, arena):
+    """I7: whoever takes a layer out of an offloaded component keeps it whole, where it was."""
+    model = wrap(Pair(), int8) if wrapped else build("pipeline")
+    x = torch.randn(2, WIDTH, device=sim.device)
+    with offload(model, sim.device, arena=arena) as handle:
+        with handle.scope("A"):
+            expected = model.A.layers[0](x)
+        where = sim.device if on_device else torch.device("cpu")
+        handle.load("A" if on_device else "B")
+        taken = model.A.layers[0]
+        model.A.layers[0] = torch.nn.Identity()
+        for which in "BAB":
+            handle.load(which)
+            handle.ledger.audit()
+        assert {one.device for one in taken.parameters()} == {where}
+        assert torch.equal(taken(x.to(where)).cpu(), expected.cpu())
+
+
+@each_arena
+def test_a_layer_dropped_on_the_device_whose_memory_stays(sim, arena):
+    """I8: nobody keeps it, so nothing of it is copied and nothing stays."""
+    model = build("pipeline")
+    with offload(model, sim.device, arena=arena) as handle:
+        handle.load("A")
+        model.A.layers[0] = torch.nn.Identity()
+        sim.reset()
+        handle.release(free_arena=True)
+        assert (sim.stats().allocations, sim.stats().allocated, sim.stats().d2h_bytes) == (0, 0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import os
 import pickle
@@ -10,6 +11,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from diffusers import StableDiffusionPipeline
 from PIL import Image
 
 from omni_components import ModelError, Omni, OmniOutput, PolicyError, TransferError
@@ -102,6 +104,20 @@ def test_a_pipelines_own_generator_is_taken_and_no_seed_is_claimed(picture_folde
             omni.generate("x", seed=4, generator=torch.Generator("cpu"), **SMALL)
     assert mine.seed is None
     assert torch.equal(mine.images, same.images)
+
+
+def test_noise_is_drawn_on_the_host_wherever_it_computes(picture_folder, sim, monkeypatch):
+    real, drawn = StableDiffusionPipeline.__call__, []
+
+    @functools.wraps(real)
+    def watched(*args, generator, **options):
+        drawn.append(generator)
+        return real(*args, generator=generator, **options)
+
+    monkeypatch.setattr(StableDiffusionPipeline, "__call__", watched)
+    with Omni(picture_folder, enable_cpu_offload=True, device=sim.device) as omni:
+        omni.generate("x", seed=9, **SMALL)
+    assert [(one.device.type, one.initial_seed()) for one in drawn] == [("cpu", 9)]
 
 
 def test_a_dtype_by_name_is_the_weights(picture_folder):

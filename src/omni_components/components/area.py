@@ -12,6 +12,7 @@ from torch import nn
 
 from .tensors import Slot, join, own_slots
 
+_INSIDE = "base_layer"  # where an adapter layer (PEFT) keeps the layer whose place it took
 _VALUES: Any = methodcaller("values")
 
 
@@ -41,7 +42,7 @@ class Area:
 
     def note(self) -> None:
         """Remember the modules, and how many slots are filled: what :meth:`changed` compares with."""
-        self._noted = _Census(self.root, self.paths, self._outside_modules)
+        self._noted = _Census(self.root, self._paths_now(), self._outside_modules)
 
     def changed(self) -> bool:
         """Whether a module was added, removed or replaced since, or a slot filled or emptied."""
@@ -60,11 +61,14 @@ class Area:
         """The modules it covers, with their paths."""
         return self._found()[0]
 
+    def _paths_now(self) -> list[str]:
+        return [now for path in self.paths for now in _meant(self.root, path)]
+
     def _found(self) -> tuple[list[tuple[str, nn.Module]], list[Slot]]:
         seen = set(self._outside_modules)
         modules: list[tuple[str, nn.Module]] = []
         singles = []
-        for path in self.paths:
+        for path in self._paths_now():
             found = resolve(self.root, path)
             if isinstance(found, nn.Module):
                 modules += _tree(join(self.prefix, path), found, seen)
@@ -105,6 +109,16 @@ def resolve(root: nn.Module, path: str) -> nn.Module | torch.Tensor | None:
         children = found._modules
         found = children[part] if part in children else found._parameters.get(part, found._buffers.get(part))
     return found
+
+
+def _meant(root: nn.Module, path: str) -> list[str]:
+    """The paths that a declared one means now: a single weight takes the adapters around its layer along."""
+    parent, _, name = path.rpartition(".")
+    holder = resolve(root, parent)
+    if not isinstance(holder, nn.Module) or resolve(holder, name) is not None or _INSIDE not in holder._modules:
+        return [path]  # the usual case
+    around = [join(parent, one) for one in holder._modules if one != _INSIDE] if name == "weight" else []
+    return [*_meant(root, join(parent, f"{_INSIDE}.{name}")), *around]
 
 
 def _holder_slots(root: nn.Module, path: str, prefix: str) -> Iterator[Slot]:

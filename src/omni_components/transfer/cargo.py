@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -308,11 +309,12 @@ class Cargo:
         copied = sum(self._master_of(group) for group in fresh)
         self._unsure = True  # first: an interrupt may come between any two steps
         self._regrouped()
-        self._keep_only(kept)
+        self.area.note()
+        partners.clear()  # here, too: nobody but its user holds what was taken out
+        self._keep_only(kept, {id(member.device) for group in fresh for member in group.members})
         self.groups += fresh
         self.composites += wrappers
         self._lay_out_anew()
-        self.area.note()
         self._unsure = False
         return sum(1 for group in fresh for one in group.members if one.slots) + len(wrappers), copied
 
@@ -360,15 +362,31 @@ class Cargo:
         group.rehome(anonymous(group.nbytes).copy_(group.source))
         return group.nbytes
 
-    def _keep_only(self, kept: dict[int, list[Slot]]) -> None:
+    def _keep_only(self, kept: dict[int, list[Slot]], taken_over: set[int]) -> None:
+        """Drop what is in no slot any more; the device objects of those taken over have a new member already."""
         for composite in self.composites:
             composite.slots = kept.get(id(composite), [])
         self.composites = [composite for composite in self.composites if composite.slots]
         inner = {id(leaf) for composite in self.composites for leaf in composite.leaves}
+        gone: list[Member] = []
         for group in self.groups:
             for member in group.members:
                 member.slots = kept.get(id(member), [])
-                if not member.slots and member.device is member.host and member.sound(self.present):
-                    member.host.data = member.home  # whoever took it out keeps a whole tensor
+                if not member.slots and id(member) not in inner and id(member.device) not in taken_over:
+                    gone.append(member)
             group.members = [member for member in group.members if member.slots or id(member) in inner]
         self.groups = [group for group in self.groups if group.members]
+        for member in gone:
+            if member.sound(self.present):
+                _leave_whole(member, self.present)
+
+
+def _leave_whole(member: Member, present: bool) -> None:
+    """Whoever took a tensor out of its module keeps it whole: its memory goes to a rival, or to nobody."""
+    if member.device is member.host:
+        member.host.data = member.home
+    elif present and member.device is not None and member.away is not None:
+        bound, member.device = weakref.ref(member.device), None
+        taken = bound()
+        if taken is not None:  # somebody does keep it
+            taken.data = member.away.clone()

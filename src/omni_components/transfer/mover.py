@@ -73,7 +73,7 @@ class ArenaMover:
         """
         cargo = self._cargo[name]
         with moving(), record_function(f"omni::load {name}"):
-            adopted, copied = cargo.adopt() if cargo.disturbed() else (0, 0)
+            adopted, copied = self._adopt(cargo)
             with self._undone_on_failure(cargo):
                 block = self._room(cargo)
                 self._copy_in(cargo, block)
@@ -92,7 +92,7 @@ class ArenaMover:
         cargo = self._cargo[name]
         with moving(), record_function(f"omni::evict {name}"):
             try:
-                adopted, copied = cargo.adopt() if cargo.disturbed() else (0, 0)
+                adopted, copied = self._adopt(cargo)
                 copied += self._write_back(cargo)
                 self._settle_copies(cargo)
             except Exception as error:
@@ -190,6 +190,13 @@ class ArenaMover:
             for cargo in self._cargo.values():
                 if not cargo.present:
                     cargo.leave(stable=False)
+
+    def _adopt(self, cargo: Cargo) -> tuple[int, int]:
+        if not cargo.disturbed():
+            return 0, 0
+        if cargo.present:
+            self.touch(cargo.name)  # it may copy on the current stream
+        return cargo.adopt()
 
     # --- loading ------------------------------------------------------------------------------------------
 
