@@ -6,17 +6,20 @@ import copy
 import gc
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from diffusers.utils.peft_utils import recurse_remove_peft_layers
-from peft import LoHaConfig, LoraConfig, inject_adapter_in_model
+from peft import LoHaConfig, LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from omni_components import SplitModel, offload
+from tests.diffusers.tiny import seeded as noise
+from tests.diffusers.tiny import stable_diffusion_3
 from tests.helpers.pipelines import (
     WIDTH,
     Stack,
@@ -342,3 +345,51 @@ def test_c25_children_that_someone_adds_to_a_linear_by_hand(sim, place, kind):
         assert torch.equal(model.A.layers[0].lora_A.weight, down)
         assert [one for one in kinds_of(handle.events, "adopt") if one[1] == "A"] == [("adopt", "A")]
     assert same_values(model, values(twin))
+
+
+# --- a diffusers pipeline -------------------------------------------------------------------------------------------
+
+
+def lora_file() -> dict[str, torch.Tensor]:
+    """What a LoRA file for the pipeline's transformer holds."""
+    transformer = stable_diffusion_3().transformer
+    torch.manual_seed(5)
+    transformer.add_adapter(LoraConfig(r=2, target_modules=["to_q", "to_v"], init_lora_weights=False))
+    return {f"transformer.{name}": one for name, one in get_peft_model_state_dict(transformer).items()}
+
+
+PIPELINE_STEPS: list[Callable[[Any], Any]] = [
+    lambda pipe: pipe.load_lora_weights(lora_file(), adapter_name="one"),
+    lambda pipe: pipe.set_adapters(["one"], [0.5]),
+    lambda pipe: pipe.fuse_lora(components=["transformer"]),
+    lambda pipe: pipe.unfuse_lora(components=["transformer"]),
+    lambda pipe: pipe.fuse_lora(components=["transformer"], lora_scale=0.7),
+    lambda pipe: pipe.unload_lora_weights(),
+]
+
+
+@pytest.mark.parametrize("on_device", [True, False], ids=["device", "host"])
+def test_a_diffusers_pipeline_whose_lora_is_lost(sim, on_device):
+    """I5, I7: after each step of its own LoRA interface the picture is that of the pipeline without offload."""
+
+    def picture(pipe: Any) -> torch.Tensor:
+        size = {"height": 32, "width": 32, "num_inference_steps": 1, "guidance_scale": 1.0}
+        return pipe("a cat", **size, generator=noise(), output_type="latent")[0].cpu()
+
+    pipe, plain = stable_diffusion_3(), stable_diffusion_3().to(sim.device)
+    with torch.no_grad(), offload(pipe, sim.device) as handle:
+        pictures = [picture(plain)]
+        assert torch.equal(picture(pipe), pictures[0])
+        for step in PIPELINE_STEPS:
+            step(plain)
+            if on_device:
+                with handle.scope("transformer"):
+                    step(pipe)
+            else:
+                step(pipe)
+            pictures.append(picture(plain))
+            assert torch.equal(picture(pipe), pictures[-1])
+            handle.ledger.audit()
+        assert sum(not torch.equal(one, other) for one, other in pairwise(pictures)) >= 3
+    before = dict(plain.transformer.named_parameters())
+    assert all(torch.equal(one, before[name].cpu()) for name, one in pipe.transformer.named_parameters())

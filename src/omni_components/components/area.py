@@ -115,7 +115,11 @@ def _meant(root: nn.Module, path: str) -> list[str]:
     """The paths that a declared one means now: a single weight takes the adapters around its layer along."""
     parent, _, name = path.rpartition(".")
     holder = resolve(root, parent)
-    if not isinstance(holder, nn.Module) or resolve(holder, name) is not None or _INSIDE not in holder._modules:
+    if (
+        not isinstance(holder, nn.Module)
+        or resolve(holder, name) is not None
+        or _INSIDE not in holder._modules
+    ):
         return [path]  # the usual case
     around = [join(parent, one) for one in holder._modules if one != _INSIDE] if name == "weight" else []
     return [*_meant(root, join(parent, f"{_INSIDE}.{name}")), *around]

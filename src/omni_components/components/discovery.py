@@ -87,7 +87,9 @@ def declares_components(target: object) -> bool:
         DeclarationError: A list is a property, and that raised ``AttributeError``.
     """
     required = ("_dit_modules", "_encoder_modules", "_vae_modules")
-    return all(isinstance(_asked(target, name, type(target).__name__, name), (list, tuple)) for name in required)
+    return all(
+        isinstance(_asked(target, name, type(target).__name__, name), (list, tuple)) for name in required
+    )
 
 
 def is_split(module: object) -> bool:

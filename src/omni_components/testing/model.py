@@ -181,6 +181,11 @@ class Model:
         if error is not None:
             raise Refused(error)
 
+    def request(self, thread: str, names: Sequence[str]) -> Steps:
+        """Phases one after the other."""
+        for name in names:
+            yield from self.phase(thread, name, None)
+
     def load(self, thread: str, name: str, timeout: float | None = None) -> Steps:
         """``ledger.load(name)``."""
         self._place(name)

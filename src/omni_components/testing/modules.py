@@ -33,11 +33,12 @@ class TinyModule(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
         for parameter in self.parameters():
             parameter.data.copy_(torch.rand(parameter.shape, generator=generator) - 0.5)
+        first = self.layers[0].get_parameter("weight")
         if "tied" in traits:
             self.layers.append(nn.Linear(width, width, bias=False))
-            self.layers[-1].weight = self.layers[0].weight
+            self.layers[-1].weight = first
         if "view" in traits:
-            self.register_buffer("row", self.layers[0].weight.detach()[0])
+            self.register_buffer("row", first.detach()[0])
         if "transposed" in traits:
             self.across = nn.Parameter(
                 torch.rand((width, width + 1), generator=generator).t(), requires_grad=False
@@ -55,7 +56,7 @@ class TinyModule(nn.Module):
         for layer in self.layers:
             x = torch.tanh(layer(x))
         if hasattr(self, "row"):
-            x = x + self.row
+            x = x + self.get_buffer("row")
         if hasattr(self, "across"):
             x = x + self.across[0]
         if hasattr(self, "scale"):

@@ -191,9 +191,7 @@ class Cargo:
     def storages(self) -> set[int]:
         """The storages that its slots hold now, by address."""
         held = [slot.tensor for slot in self.area.slots()]
-        return {
-            leaf.untyped_storage()._cdata for one in held if one is not None for _, leaf in leaves(one)
-        }
+        return {leaf.untyped_storage()._cdata for one in held if one is not None for _, leaf in leaves(one)}
 
     def _moved(self) -> None:
         """The device side is not, or no more, where it was."""
