@@ -298,8 +298,8 @@ def figures(tensors: int, *, nbytes: int, rounds: int, switches: int) -> dict[st
 
 def measure(quick: bool = False) -> dict[str, Any]:
     """The figures at every number of tensors, flat for ours, by number for the peers."""
-    nbytes = 32 * MIB if quick else 512 * MIB
-    rounds, switches = (2, 10) if quick else (9, 100)
+    nbytes = 16 * MIB if quick else 512 * MIB
+    rounds, switches = (1, 6) if quick else (9, 100)
     found = {one: figures(one, nbytes=nbytes, rounds=rounds, switches=switches) for one in TENSORS}
     result: dict[str, Any] = {}
     for count, one in found.items():

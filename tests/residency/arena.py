@@ -196,7 +196,11 @@ class ArenaSubject:
         assert list(mine) == list(theirs)
         for path, tensor in mine.items():
             other = theirs[path]
-            assert (tensor.shape, tensor.stride(), tensor.dtype) == (other.shape, other.stride(), other.dtype), path
+            assert (tensor.shape, tensor.stride(), tensor.dtype) == (
+                other.shape,
+                other.stride(),
+                other.dtype,
+            ), path
             assert torch.equal(tensor.cpu(), other), f"{name}.{path} is not what was written last"
         return self.values[name]
 

@@ -49,14 +49,14 @@ def test_nothing_declared_is_nothing_held() -> None:
 def test_all_rivals_of_each_other_hold_the_largest_one() -> None:
     names = [f"part {count}" for count in range(60)]
     sizes = {name: 10 + count for count, name in enumerate(names)}
-    assert peak_bytes(sizes, {name: names for name in names}) == 69
+    assert peak_bytes(sizes, dict.fromkeys(names, names)) == 69
 
 
 def test_a_large_pipeline_is_counted_in_no_time() -> None:
     """Thirty encoders that share, thirty denoisers that exclude everyone: as pipelines look, only larger."""
     encoders, dits = [f"e{count}" for count in range(30)], [f"d{count}" for count in range(30)]
     sizes = dict.fromkeys(encoders, 3) | dict.fromkeys(dits, 50)
-    rivals = {name: dits for name in encoders} | {name: encoders + dits for name in dits}
+    rivals = dict.fromkeys(encoders, dits) | dict.fromkeys(dits, encoders + dits)
     begin = time.perf_counter()
     assert peak_bytes(sizes, rivals) == 90
     assert time.perf_counter() - begin < 1

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from omni_components import OmniComponentsError
+from omni_components import InvariantError
 from omni_components.testing.machine import RecordingMachine
 from omni_components.testing.plugin import require_simulated_accelerator
 from tests.residency import test_arena, test_turns
@@ -19,7 +23,7 @@ pytestmark = [
 ]
 
 # What the suite says of a fault. Anything else (a TypeError, say) would be a fault of the mutant itself.
-CAUGHT = (AssertionError, OmniComponentsError)
+CAUGHT = (AssertionError, InvariantError)
 
 
 def hunt(examples: int) -> settings:
@@ -47,14 +51,18 @@ def ids(mutant: Mutant) -> str:
     return f"{mutant.breaks}-{mutant.name}"
 
 
-@pytest.mark.parametrize("mutant", [*LEDGER, *TURNS], ids=ids)
+def by_machine(table: list[Mutant]) -> list[Mutant]:
+    return [mutant for mutant in table if not mutant.named]
+
+
+@pytest.mark.parametrize("mutant", by_machine([*LEDGER, *TURNS]), ids=ids)
 def test_the_machine_over_numbers_catches(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
     with pytest.raises(CAUGHT):
         run_state_machine_as_test(Hunting, settings=hunt(1500))
 
 
-@pytest.mark.parametrize("mutant", MOVER, ids=ids)
+@pytest.mark.parametrize("mutant", by_machine(MOVER), ids=ids)
 def test_the_machine_over_the_real_mover_catches(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     require_simulated_accelerator()
     mutant.apply(monkeypatch)
@@ -62,5 +70,42 @@ def test_the_machine_over_the_real_mover_catches(mutant: Mutant, monkeypatch: py
         run_state_machine_as_test(HuntingArena, settings=hunt(300))
 
 
-assert test_arena
-assert test_turns
+@pytest.mark.parametrize("mutant", [one for one in (*LEDGER, *TURNS, *MOVER) if one.named], ids=ids)
+def test_the_named_test_catches(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = getattr(test_turns, mutant.named, None) or getattr(test_arena, mutant.named)
+    run = partial(with_its_stage if hasattr(test_turns, mutant.named) else with_three, test)
+    run()  # it passes as the code is
+    mutant.apply(monkeypatch)
+    with pytest.raises(CAUGHT):
+        run()
+
+
+def with_its_stage(test: Callable[..., None]) -> None:
+    """Run a test of ``test_turns`` on the stage that it declares."""
+    (shape,) = (mark.args[1][0] for mark in test.pytestmark if mark.name == "parametrize")  # type: ignore[attr-defined]
+    stage = test_turns.Stage(*shape)
+    try:
+        test(stage)
+    finally:
+        stage.crew.dismiss()
+
+
+def with_three(test: Callable[..., None]) -> None:
+    """Run a test of ``test_arena``, with its three rivals where it asks for them."""
+    require_simulated_accelerator()
+    if not inspect.signature(test).parameters:
+        test()
+        return
+    three = test_arena.subject("abc", "ab bc ac")
+    try:
+        test(three)
+    finally:
+        three.close()
+
+
+def test_each_invariant_has_its_mutants() -> None:
+    """The table is the list of what the suite is known to catch."""
+    table = [*LEDGER, *TURNS, *MOVER]
+    assert len(table) == len({mutant.name for mutant in table})
+    for number in range(1, 9):
+        assert sum(1 for mutant in table if mutant.breaks == f"I{number}") >= 3, f"I{number}"

@@ -292,9 +292,8 @@ def test_an_outer_component_that_cannot_come_back_is_an_error_for_its_body() -> 
     """I6: and it comes back with the next scope that closes there."""
     rig = Rig()
     with rig.ledger.scope("a"):
-        with pytest.raises(TransferError) as caught:
-            with rig.ledger.scope("b"):
-                rig.mover.fail("load", "a")
+        with pytest.raises(TransferError) as caught, rig.ledger.scope("b"):
+            rig.mover.fail("load", "a")
         assert caught.value.component == "a"
         rig.sound(a=1)
         with rig.ledger.scope("b"):
@@ -387,7 +386,9 @@ def test_an_outer_scope_left_first_is_refused_and_both_can_still_be_left_in_orde
     before = rig.present
     with pytest.raises(ScopeError) as caught:
         outer.__exit__(None, None, None)
-    assert f"scope of 'a': a scope of {inner_name!r} was opened inside it and is still open" in str(caught.value)
+    assert f"scope of 'a': a scope of {inner_name!r} was opened inside it and is still open" in str(
+        caught.value
+    )
     assert rig.present == before
     inner.__exit__(None, None, None)
     outer.__exit__(None, None, None)
@@ -399,7 +400,9 @@ def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
     with pytest.raises(UnknownComponentError) as caught:
         rig.ledger.scope("reasnor")
     text = str(caught.value)
-    assert text.startswith("'reasnor' is not declared by the test; declared: reasoner, generator. Did you mean 'reasoner'")
+    assert text.startswith(
+        "'reasnor' is not declared by the test; declared: reasoner, generator. Did you mean 'reasoner'"
+    )
     assert caught.value.known == ("reasoner", "generator")
     assert isinstance(caught.value, LookupError)
 

@@ -334,7 +334,9 @@ def test_an_earlier_waiter_that_waits_for_this_thread_does_not_come_first() -> N
     with rig.ledger.scope("a"):
         other = Actor().begin(lambda: use(rig, "b"))
         until(waiting(rig))
-        with rig.ledger.scope("y", timeout=5):  # a rival of b, which came first, but only this thread can help b
+        with rig.ledger.scope(
+            "y", timeout=5
+        ):  # a rival of b, which came first, but only this thread can help b
             rig.ledger.check()
     other.end()
     rig.sound()
