@@ -38,15 +38,17 @@ class Plan:
     steps: int = 20
     grid: int = 16  # patches on a side of the picture
     texts: tuple[int, ...] = (64, 512, 2048)
-    repeats: int = 2
+    short_loops: int = (
+        2  # of two steps each, besides the whole one: the first step is worth more than one sample
+    )
 
 
-QUICK = Plan(hidden=128, layers=2, steps=4, grid=4, texts=(64, 512), repeats=3)
+QUICK = Plan(hidden=128, layers=2, steps=4, grid=4, texts=(64, 512))
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One length of text; seconds of all steps, and the medians that they are made of."""
+    """One length of text: seconds of all steps, and the medians that they are made of."""
 
     text_tokens: int
     generated_tokens: int
@@ -98,8 +100,9 @@ def call(plan: Plan, text: int) -> dict[str, Any]:
 
 
 def measure(plan: Plan, models: dict[str, Any], text: int) -> Row:
-    """Repeat the loop over one length of text."""
-    runs = [_loop(plan, models, text) for _ in range(plan.repeats)]
+    """The loop over one length of text."""
+    lengths = [plan.steps] + [2] * plan.short_loops
+    runs = [_loop(plan, models, text, steps) for steps in lengths]
     joint_step = statistics.median(second for run, _ in runs for second in run["joint"])
     first = statistics.median(run["split"][0] for run, _ in runs)
     later = statistics.median(second for run, _ in runs for second in run["split"][1:])
@@ -119,15 +122,15 @@ def measure(plan: Plan, models: dict[str, Any], text: int) -> Row:
     )
 
 
-def _loop(plan: Plan, models: dict[str, Any], text: int) -> tuple[dict[str, list[float]], float]:
+def _loop(plan: Plan, models: dict[str, Any], text: int, steps: int) -> tuple[dict[str, list[float]], float]:
     """One request of each model, step by step in turns; every request reads its prompt anew."""
     models["split"].forget()
     same = call(plan, text)
     latents = torch.randn(1, 16, 1, 2 * plan.grid, 2 * plan.grid)
     seconds: dict[str, list[float]] = {name: [] for name in models}
     difference = 0.0
-    for step in range(plan.steps):
-        noise = 1.0 - step / plan.steps
+    for step in range(steps):
+        noise = 1.0 - step / steps
         outputs = {}
         order = list(models) if step % 2 else list(models)[::-1]
         for name in order:
@@ -139,7 +142,7 @@ def _loop(plan: Plan, models: dict[str, Any], text: int) -> tuple[dict[str, list
             outputs[name] = models[name](**same, **changing, return_dict=False)[0][0]
             seconds[name].append(time.perf_counter() - start)
         difference = max(difference, float((outputs["joint"] - outputs["split"]).abs().max()))
-        latents = latents - outputs["split"] / plan.steps
+        latents = latents - outputs["split"] / steps
     return seconds, difference
 
 
@@ -159,7 +162,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         with torch.inference_mode(False), torch.no_grad():
             joint, split = build(plan)
             models = {"joint": joint, "split": split}
-            _loop(Plan(**{**asdict(plan), "steps": 1}), models, 16)  # warm up
+            _loop(plan, models, 16, 1)  # warm up
             rows = [measure(plan, models, text) for text in plan.texts]
     finally:
         torch.set_num_threads(threads)

@@ -455,7 +455,7 @@ def looks_for_no_ring(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Turns, "ring", lambda self, waiter: [])
 
 
-@fault(TURNS, "rings")
+@fault(TURNS, "rings", named="test_a_ring_of_three_is_refused_to_the_one_who_would_close_it")
 def sees_rings_of_two_only(patch: pytest.MonkeyPatch) -> None:
     ring = Turns.ring
 

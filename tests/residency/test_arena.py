@@ -204,12 +204,13 @@ def test_an_interrupt_between_two_tensors_that_are_bound_home_finishes_the_way_h
 def test_components_admitted_while_one_is_present_do_not_take_its_bytes() -> None:
     """I3, I7: the arena is arranged anew while somebody is in it; the old place still holds."""
     one = subject("abcd", "ab cd")
-    one.retire(["b", "c"])
-    with one.ledger.scope("a"):
-        one.admit(["c"])
-        one.ledger.load("c")
-        one.compute("a")
+    one.retire(["a", "b"])
+    one.admit([])  # arranged for c and d: each at the start
+    with one.ledger.scope("c"):
+        one.admit(["a"])  # arranged for a, c and d: a at the start
+        one.ledger.load("a")
         one.compute("c")
+        one.compute("a")
         whole(one)
     one.admit(["b"])
     usable(one)

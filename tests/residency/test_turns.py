@@ -122,6 +122,18 @@ def test_a_ring_is_refused_to_the_one_who_would_close_it(stage: Stage) -> None:
     assert set(stage.leave("t2")) == {"t1", "t2"}
 
 
+@declared("a b c d e f", "a-d b-e c-f")
+def test_a_ring_of_three_is_refused_to_the_one_who_would_close_it(stage: Stage) -> None:
+    for thread, name in (("t1", "a"), ("t2", "b"), ("t3", "c")):
+        stage.enter(thread, name)
+    assert stage.enter("t1", "e") == {}
+    assert stage.enter("t2", "f") == {}
+    outcomes = stage.enter("t3", "d")
+    assert "t3" in outcomes, "it waits for ever"
+    assert type(outcomes["t3"].error) is ResidencyDeadlockError
+    assert set(stage.leave("t3")) == {"t3", "t2"}
+
+
 @declared("p q x r1 r2 r3", "p-x q-x r1-q r2-p r2-r3")
 def test_a_ring_that_a_third_thread_closes_around_two_waiters_is_refused_too(stage: Stage) -> None:
     """Neither waiter closed it: what the third brought back for its own use is what the second holds.
@@ -137,6 +149,7 @@ def test_a_ring_that_a_third_thread_closes_around_two_waiters_is_refused_too(sta
     assert stage.leave("t2") == {}
     outcomes = stage.do("t3", lambda: stage.rig.ledger.load("p"))
     assert outcomes["t3"].error is None
+    assert "t1" in outcomes, "it waits for ever"
     assert type(outcomes["t1"].error) is ResidencyDeadlockError
     stage.leave("t3")
     assert stage.waiting == ("t2",)

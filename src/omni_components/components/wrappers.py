@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,12 +19,15 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 if TYPE_CHECKING:
     from .tensors import Extent, Group, Member, Slot
 
-_PLAIN = frozenset({torch.Tensor, nn.Parameter, nn.Buffer})
+_WRAPS = {torch.Tensor: False, nn.Parameter: False}  # by class: asked for each tensor, and answered slowly
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
     """Whether a tensor's bytes are those of other tensors, and its class says which (``__tensor_flatten__``)."""
-    return type(tensor) not in _PLAIN and bool(is_traceable_wrapper_subclass(tensor))
+    kind = type(tensor)
+    if kind not in _WRAPS:
+        _WRAPS[kind] = bool(is_traceable_wrapper_subclass(tensor))
+    return _WRAPS[kind]
 
 
 def leaves(tensor: torch.Tensor, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -35,12 +39,12 @@ def leaves(tensor: torch.Tensor, path: str = "") -> Iterator[tuple[str, torch.Te
         yield from leaves(getattr(tensor, name), f"{path}.{name}" if path else name)
 
 
-def _shells(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def shells(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """A wrapper, and the wrappers inside it."""
     if is_wrapper(tensor):
         yield tensor
         for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
-            yield from _shells(getattr(tensor, name))
+            yield from shells(getattr(tensor, name))
 
 
 def is_elsewhere(tensor: torch.Tensor) -> str | None:
@@ -110,6 +114,9 @@ class Composite:
     host: torch.Tensor | None
     device: torch.Tensor | None
     like: torch.Tensor
+    _shells: list[torch.Tensor] = field(
+        default_factory=list
+    )  # of `device`: itself and the wrappers inside it
     _versions: list[int] = field(default_factory=list)
     _places: list[torch.Tensor | None] = field(default_factory=list)
     _attributes: dict[str, Any] = field(default_factory=dict)
@@ -130,21 +137,21 @@ class Composite:
         places = [leaf.away for leaf in self.leaves]
         if self.device is None or any(new is not old for new, old in zip(places, self._places, strict=True)):
             self.device, self._places = rebuilt(self.like, self._inner(True)), places
+            self._shells = list(shells(self.device))
         self._put(self.device)
         self.saved()
 
     def written(self) -> bool:
         """Whether someone wrote to it on the device: to the wrapper itself, which moves no leaf's version counter."""
-        return self.device is not None and [one._version for one in _shells(self.device)] != self._versions
+        return [one._version for one in self._shells] != self._versions
 
     def saved(self) -> None:
         """The masters have what the device has."""
-        assert self.device is not None
-        self._versions = [one._version for one in _shells(self.device)]
+        self._versions = [one._version for one in self._shells]
 
     def leave(self) -> None:
         """Let go of the device's object: it may keep views of the device memory."""
-        self.device, self._places = None, []
+        self.device, self._places, self._shells, self._versions = None, [], [], []
 
     def bound(self, present: bool) -> torch.Tensor | None:
         """The object that the mover registers on a side."""
@@ -152,19 +159,21 @@ class Composite:
 
     def sound(self, present: bool) -> bool:
         """Whether the bound object still consists of the leaves that the mover gave it, where it put them."""
+        travelling = (leaf for leaf in self.leaves if not present or leaf.device is not None)
+        return self._whole(present) and all(leaf.sound(present) for leaf in travelling)
+
+    def intact(self, present: bool) -> bool:
+        """Whether every slot has the bound object, and that its leaves; where these lie is asked of them."""
+        bound = self.bound(present)
+        return all(slot.table.get(slot.name) is bound for slot in self.slots) and self._whole(present)
+
+    def _whole(self, present: bool) -> bool:
         bound = self.bound(present)
         if bound is None:
             return False
         found = [leaf for _, leaf in leaves(bound)]
         mine = self._inner(present)
-        if len(found) != len(mine) or any(one is not other for one, other in zip(found, mine, strict=True)):
-            return False
-        return all(leaf.sound(present) for leaf in self.leaves if not present or leaf.device is not None)
-
-    def intact(self, present: bool) -> bool:
-        """Whether, besides, every slot still has it."""
-        bound = self.bound(present)
-        return all(slot.table.get(slot.name) is bound for slot in self.slots) and self.sound(present)
+        return len(found) == len(mine) and all(map(is_, found, mine))
 
     def _inner(self, present: bool) -> list[torch.Tensor]:
         # With device="cpu", a leaf that is no page of a file has no second object: it is there already.
@@ -214,4 +223,6 @@ def _composite(wrapper: torch.Tensor, slots: list[Slot], members: dict[int, Memb
     composite = Composite(slots, inner, wrapper if on_host else None, wrapper if on_device else None, wrapper)
     composite._attributes = dict(wrapper.__dict__)
     composite._places = [leaf.away for leaf in inner]
+    if on_device:
+        composite._shells = list(shells(wrapper))
     return composite

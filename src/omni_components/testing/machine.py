@@ -30,7 +30,7 @@ from ..residency.scope import OffloadScope
 from .crew import Crew
 from .model import Model, ModelScope, Steps
 from .movers import Fault, RecordingMover
-from .strategies import ComponentSet, component_sets, faults
+from .strategies import ComponentSet, Phase, component_sets, faults, programs
 
 THREADS = ("t1", "t2", "t3")
 MISUSES = (
@@ -169,7 +169,9 @@ _free = _machine().flatmap(lambda machine: st.sampled_from(machine.free))
 _inside = _machine().flatmap(lambda machine: st.sampled_from(machine.inside))
 _known = _machine().flatmap(lambda machine: st.sampled_from(sorted(machine.model.places)))
 _absent = _machine().flatmap(lambda machine: st.sampled_from(machine.absent))
+_programs = _machine().flatmap(lambda machine: programs(sorted(machine.model.places), depth=3, length=2))
 _faults = _machine().flatmap(lambda machine: faults(sorted(machine.model.places)))
+NESTING = st.sampled_from(("switch", "switch", "switch", "error"))
 _patience = st.sampled_from((None, None, None, 0))
 
 
@@ -179,7 +181,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     Subclass it and override :meth:`make_subject`. One thread runs at a time, so that runs repeat exactly.
 
     Attributes:
-        threads: Names of the threads.
+        threads: Names of the threads; each run takes one, some or all of them.
         can_fail: Draw failing moves.
         can_write: Draw writes to the weights.
         can_change: Draw components that are declared and struck out.
@@ -206,7 +208,9 @@ class ResidencyMachine(RuleBasedStateMachine):
         """Make the subject, its model and the threads."""
         self.subject = self.make_subject(data)
         ledger = self.subject.ledger
-        self.crew = Crew(tuple(self.threads), patience=self.patience)
+        count = data.draw(st.integers(1, len(self.threads)), label="threads")
+        self.hands = tuple(self.threads[:count])  # of one alone, scopes nest more deeply
+        self.crew = Crew(self.hands, patience=self.patience)
         self.crew.take_over(ledger)
         self.model = Model(ledger.rivals, ledger.policy.nesting)
         self.model.start("", self.model.admit(self._sizes([one.name for one in ledger.components])))
@@ -222,7 +226,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     @property
     def free(self) -> list[str]:
         """The threads that do not wait."""
-        return [thread for thread in self.threads if thread not in self.model.waiting]
+        return [thread for thread in self.hands if thread not in self.model.waiting]
 
     @property
     def inside(self) -> list[str]:
@@ -258,17 +262,20 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.left.append(mine)
         self._leave(thread, mine)
 
-    @rule(thread=_free, name=_known, raises=st.booleans())
-    def phase(self, thread: str, name: str, raises: bool) -> None:
-        """A whole ``with`` statement, whose body may raise."""
+    @rule(thread=_free, phases=_programs)
+    def program(self, thread: str, phases: list[Phase]) -> None:
+        """``with`` statements after and inside each other, as a pipeline runs them; nobody looks in between."""
+        self._step(thread, self.model.program(thread, phases, BodyRaised), lambda: self._run(phases))
 
-        def act() -> None:
-            with self.subject.ledger.scope(name):
-                self.subject.compute(name)
-                if raises:
+    def _run(self, phases: Sequence[Phase]) -> None:
+        for phase in phases:
+            with self.subject.ledger.scope(phase.name):
+                self.subject.compute(phase.name)
+                if phase.body:
+                    self._run(phase.body)
+                    self.subject.compute(phase.name)
+                if phase.ends == "raises":
                     raise BodyRaised
-
-        self._step(thread, self.model.phase(thread, name, BodyRaised if raises else None), act)
 
     @rule(thread=_free, name=_known, timeout=_patience)
     def load(self, thread: str, name: str, timeout: float | None) -> None:
@@ -293,17 +300,6 @@ class ResidencyMachine(RuleBasedStateMachine):
             self._same(
                 self.crew.run(**{thread: lambda name=name: self.subject.compute(name)}), {thread: None}
             )
-
-    @rule(thread=_free, names=st.lists(_known, min_size=2, max_size=4))
-    def request(self, thread: str, names: list[str]) -> None:
-        """Phases one after the other, as a pipeline runs them: nobody looks, or waits for the device, in between."""
-
-        def act() -> None:
-            for name in names:
-                with self.subject.ledger.scope(name):
-                    self.subject.compute(name)
-
-        self._step(thread, self.model.request(thread, names), act)
 
     # --- misuse -------------------------------------------------------------------------------------------
 
@@ -483,6 +479,4 @@ class RecordingMachine(ResidencyMachine):
     def make_subject(self, data: st.DataObject) -> Subject:
         """Two or three exclusive sets."""
         declared = data.draw(component_sets(), label="declared")
-        return RecordingSubject(
-            declared, OffloadPolicy(nesting=data.draw(st.sampled_from(("switch", "error"))))
-        )
+        return RecordingSubject(declared, OffloadPolicy(nesting=data.draw(NESTING, label="nesting")))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..errors import (
     OwnershipError,
@@ -17,6 +18,9 @@ from ..errors import (
     UnknownComponentError,
 )
 from .movers import FaultPlan, Verb
+
+if TYPE_CHECKING:
+    from .strategies import Phase
 
 Steps = Iterator[None]
 
@@ -173,18 +177,19 @@ class Model:
         if scope.displaced or thread in self.lost:
             yield from self._restore(thread)
 
-    def phase(self, thread: str, name: str, error: type[BaseException] | None) -> Steps:
-        """A whole ``with`` statement whose body raises ``error``, if there is one."""
-        scope = ModelScope(name)
-        yield from self.enter(thread, scope)
-        yield from self.leave(thread, scope)
-        if error is not None:
-            raise Refused(error)
-
-    def request(self, thread: str, names: Sequence[str]) -> Steps:
-        """Phases one after the other."""
-        for name in names:
-            yield from self.phase(thread, name, None)
+    def program(self, thread: str, phases: Sequence[Phase], error: type[BaseException]) -> Steps:
+        """``with`` statements after and inside each other; a body that raises raises ``error``."""
+        for phase in phases:
+            scope = ModelScope(phase.name)
+            yield from self.enter(thread, scope)
+            try:
+                yield from self.program(thread, phase.body, error)
+                if phase.ends == "raises":
+                    raise Refused(error)
+            except Refused:
+                yield from self.leave(thread, scope)  # an error on the way back is the one that is seen
+                raise
+            yield from self.leave(thread, scope)
 
     def load(self, thread: str, name: str, timeout: float | None = None) -> Steps:
         """``ledger.load(name)``."""

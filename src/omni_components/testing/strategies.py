@@ -60,7 +60,7 @@ def component_sets(draw: st.DrawFn, *, sets: int = 2, members: int = 3) -> Compo
         sets: Fewest exclusive sets.
         members: Most members of one.
     """
-    sizes = draw(st.lists(st.integers(2, members), min_size=sets, max_size=sets + 1))
+    sizes = draw(st.lists(st.integers(2, members), min_size=sets, max_size=sets + draw(st.integers(0, 1))))
     names = list(NAMES[: sum(sizes)])
     edges, start = set(), 0
     for size in sizes:
@@ -119,14 +119,13 @@ def programs(names: Sequence[str], *, depth: int = 3, length: int = 3) -> st.Sea
         depth: Most scopes inside each other.
         length: Most phases in one body.
     """
+    return st.lists(_phases(tuple(names), depth, length), min_size=1, max_size=length)
+
+
+def _phases(names: tuple[str, ...], depth: int, length: int) -> st.SearchStrategy[Phase]:
     ends = st.sampled_from(("normally", "normally", "normally", "raises"))
-    bodies: st.SearchStrategy[list[Phase]] = st.just([])
-    for _ in range(depth):
-        phase = st.builds(
-            Phase, name=st.sampled_from(list(names)), body=bodies.map(tuple), ends=ends, hint=st.booleans()
-        )
-        bodies = st.lists(phase, max_size=length)
-    return bodies
+    inside = st.lists(_phases(names, depth - 1, length), max_size=length).map(tuple) if depth > 1 else st.just(())
+    return st.builds(Phase, name=st.sampled_from(names), body=inside, ends=ends, hint=st.booleans())
 
 
 @st.composite
