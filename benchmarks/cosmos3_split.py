@@ -163,7 +163,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             joint, split = build(plan)
             models = {"joint": joint, "split": split}
             _loop(plan, models, 16, 1)  # warm up
-            rows = [measure(plan, models, text) for text in plan.texts]
+            print(_head(plan), flush=True)
+            rows = []
+            for text in plan.texts:
+                rows.append(measure(plan, models, text))
+                print(_line(rows[-1]), flush=True)
     finally:
         torch.set_num_threads(threads)
     figures: dict[str, Any] = {
@@ -173,21 +177,21 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "torch": torch.__version__,
         "rows": [asdict(row) for row in rows],
     }
-    print(_table(plan, rows))
     if given.json is not None:
         given.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     return figures
 
 
-def _table(plan: Plan, rows: list[Row]) -> str:
+def _head(plan: Plan) -> str:
     what = f"{plan.steps} steps, {plan.hidden} wide, {plan.layers} layers, {plan.grid**2} generated tokens"
-    head = "text tokens   joint s   split s   joint/split   by tokens   largest difference"
-    body = [
+    return f"{what}\ntext tokens   joint s   split s   joint/split   by tokens   largest difference"
+
+
+def _line(row: Row) -> str:
+    return (
         f"{row.text_tokens:11d} {row.joint_s:9.2f} {row.split_s:9.2f} {row.ratio:13.2f} {row.by_tokens:11.2f}"
         f" {row.largest_difference:20.1e}"
-        for row in rows
-    ]
-    return "\n".join([what, head, *body])
+    )
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ from omni_components.components.area import Area
 from omni_components.components.tensors import extents, overlapping
 from omni_components.protocols import Moved
 from omni_components.testing import SimulatedAccelerator
-from omni_components.testing.machine import NESTING, ResidencyMachine, Subject
+from omni_components.testing.machine import NESTING, ResidencyMachine
 from omni_components.testing.modules import TinyModule
 from omni_components.testing.movers import Fault, FaultPlan
 from omni_components.testing.strategies import ComponentSet, component_sets
+from omni_components.testing.subjects import Subject
 from omni_components.transfer.cargo import Cargo
 from omni_components.transfer.device import backend_for, data_crosses, registrar_for
 from omni_components.transfer.masters import PinBudget, align

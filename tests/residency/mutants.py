@@ -133,6 +133,31 @@ def forgets_rollback(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Switch, "_settle", lambda self, entry, cause, start: None)
 
 
+@fault(LEDGER, "I6")
+def forgets_the_rollback_of_an_eviction(patch: pytest.MonkeyPatch) -> None:
+    settle = Switch._settle
+
+    def half(self: Switch, entry: Entry, cause: Cause, start: float) -> None:
+        if entry.state is not State.EVICTING:
+            settle(self, entry, cause, start)
+
+    patch.setattr(Switch, "_settle", half)
+
+
+@fault(LEDGER, "I6")
+def takes_a_failed_load_for_a_success(patch: pytest.MonkeyPatch) -> None:
+    transfer = Switch._transfer
+
+    def swallow(self: Switch, entry: Entry, passing: State, target: State, cause: Cause) -> None:
+        try:
+            transfer(self, entry, passing, target, cause)
+        except Exception:
+            if target is State.HOST:
+                raise
+
+    patch.setattr(Switch, "_transfer", swallow)
+
+
 @fault(LEDGER, "I5")
 def rolls_back_by_hope_and_asks_no_mover(patch: pytest.MonkeyPatch) -> None:
     def settle(self: Switch, entry: Entry, cause: Cause, start: float) -> None:
@@ -266,7 +291,7 @@ def once_needs_what_a_scope_between_has_displaced(patch: pytest.MonkeyPatch) -> 
     patch.setattr(Book, "needed", needed)
 
 
-@fault(LEDGER, "I2")
+@fault(LEDGER, "I2", named="test_what_was_lost_comes_back_after_a_scope_of_the_rival_that_is_still_there")
 def once_forgot_what_was_lost_before_a_scope_opened(patch: pytest.MonkeyPatch) -> None:
     """Found by the machine: the way back failed, a scope of the rival that is still there opens and closes."""
     enter = ResidencyLedger.enter
@@ -567,7 +592,7 @@ def adopts_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Cargo, "disturbed", lambda self: False)
 
 
-@fault(MOVER, "I6")
+@fault(MOVER, "I6", named="test_an_interrupt_between_two_tensors_that_are_bound_to_the_device_is_undone")
 def leaves_a_failed_load_as_it_is(patch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def nothing_undone(self: ArenaMover, cargo: Cargo) -> Iterator[None]:

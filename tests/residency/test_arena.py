@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from torch import nn
 
+import omni_components
 from omni_components import OffloadPolicy, TransferError
 from omni_components.testing import every_fault
 from omni_components.testing.modules import TinyModule
@@ -16,6 +19,7 @@ from omni_components.testing.movers import Fault
 from omni_components.testing.plugin import require_simulated_accelerator
 from omni_components.testing.strategies import ComponentSet
 from tests.residency.arena import WIDTH, ArenaSubject, half
+from tests.residency.interrupts import Interrupter
 from tests.residency.rigs import component
 
 pytestmark = pytest.mark.filterwarnings("ignore::omni_components.ResidencyWarning")
@@ -23,9 +27,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::omni_components.ResidencyWarnin
 TRAITS = ("tied", "view", "transposed", "half", "counter")
 
 
-def subject(names: str, edges: str, *, keep: bool = True, **policy: Any) -> ArenaSubject:
+def subject(names: str, edges: str, *, keep: bool = True, large: str = "", **policy: Any) -> ArenaSubject:
     def make(name: str) -> nn.Module:
-        return TinyModule(WIDTH, 2, TRAITS, torch.Generator().manual_seed(names.index(name)))
+        depth = 4 if name in large else 2
+        return TinyModule(WIDTH, depth, TRAITS, torch.Generator().manual_seed(names.index(name)))
 
     pairs = frozenset(frozenset(pair) for pair in edges.split())
     declared = ComponentSet(tuple(component(name) for name in names), pairs)
@@ -198,19 +203,63 @@ def test_an_interrupt_between_two_tensors_that_are_bound_home_finishes_the_way_h
     usable(three)
 
 
+def test_an_interrupt_between_two_tensors_that_are_bound_to_the_device_is_undone(three: ArenaSubject) -> None:
+    """I5, I6: half of the tensors are there and half at home; all go home."""
+    cargo = three.mover.cargo("a")
+    interrupt = Fault(verb="load", name="a", error=KeyboardInterrupt)
+    cargo.bind_device = half(cargo, "bind_device", interrupt)  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        three.ledger.load("a")
+    assert three.ledger.present == ()
+    for path, tensor in three.modules["a"].state_dict(keep_vars=True).items():
+        assert tensor.device.type == "cpu", path
+    whole(three)
+    usable(three)
+
+
+# --- an interrupt anywhere ------------------------------------------------------------------------------------
+
+PACKAGE = Path(omni_components.__file__).parent
+PLACES = tuple(str(PACKAGE / part) for part in ("residency", "transfer", "components"))
+
+
+def test_an_interrupt_anywhere_in_a_nested_switch_leaves_everything_whole(three: ArenaSubject) -> None:
+    """I1 to I8: at each place of ledger, mover, masters and binding in turn; by default at every 19th of them."""
+    stride = max(1, 800 // settings().max_examples - 1)
+    at = 0
+    while True:
+        interrupter = Interrupter(at, *PLACES)
+        try:
+            with interrupter, three.ledger.scope("a"):
+                three.write("a", 4)
+                three.write("a", 3)
+                with three.ledger.scope("b"):
+                    pass
+        except KeyboardInterrupt:
+            assert interrupter.place
+        if not interrupter.place:
+            break
+        try:
+            whole(three)
+            usable(three)
+        except BaseException as error:
+            raise AssertionError(f"after an interrupt at {interrupter.place}") from error
+        at += stride
+    assert at > 500
+
+
 # --- the arena's places ---------------------------------------------------------------------------------------
 
 
 def test_components_admitted_while_one_is_present_do_not_take_its_bytes() -> None:
     """I3, I7: the arena is arranged anew while somebody is in it; the old place still holds."""
-    one = subject("abcd", "ab cd")
-    one.retire(["a", "b"])
-    one.admit([])  # arranged for c and d: each at the start
-    with one.ledger.scope("c"):
-        one.admit(["a"])  # arranged for a, c and d: a at the start
-        one.ledger.load("a")
-        one.compute("c")
+    one = subject("abcd", "ab cd", large="bd")  # at first, b and its rival a lie at the start, c and d behind
+    one.retire(["b", "c"])
+    with one.ledger.scope("a"):
+        one.admit(["c"])  # now the start would be for d, the larger one, and for its rival c
+        one.ledger.load("c")
         one.compute("a")
+        one.compute("c")
         whole(one)
     one.admit(["b"])
     usable(one)

@@ -13,7 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from omni_components import InvariantError
 from omni_components.testing.machine import RecordingMachine
 from omni_components.testing.plugin import require_simulated_accelerator
-from tests.residency import test_arena, test_turns
+from tests.residency import test_arena, test_scopes, test_turns
 from tests.residency.arena import ArenaMachine
 from tests.residency.mutants import LEDGER, MOVER, TURNS, Mutant
 
@@ -52,6 +52,7 @@ def ids(mutant: Mutant) -> str:
 
 
 def by_machine(table: list[Mutant]) -> list[Mutant]:
+    """Those that random phases meet soon."""
     return [mutant for mutant in table if not mutant.named]
 
 
@@ -72,8 +73,8 @@ def test_the_machine_over_the_real_mover_catches(mutant: Mutant, monkeypatch: py
 
 @pytest.mark.parametrize("mutant", [one for one in (*LEDGER, *TURNS, *MOVER) if one.named], ids=ids)
 def test_the_named_test_catches(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
-    test = getattr(test_turns, mutant.named, None) or getattr(test_arena, mutant.named)
-    run = partial(with_its_stage if hasattr(test_turns, mutant.named) else with_three, test)
+    home = next(one for one in (test_scopes, test_turns, test_arena) if hasattr(one, mutant.named))
+    run = partial(RUNNERS[home], getattr(home, mutant.named))
     run()  # it passes as the code is
     mutant.apply(monkeypatch)
     with pytest.raises(CAUGHT):
@@ -101,6 +102,13 @@ def with_three(test: Callable[..., None]) -> None:
         test(three)
     finally:
         three.close()
+
+
+def as_it_is(test: Callable[..., None]) -> None:
+    test()
+
+
+RUNNERS = {test_scopes: as_it_is, test_turns: with_its_stage, test_arena: with_three}
 
 
 def test_each_invariant_has_its_mutants() -> None:

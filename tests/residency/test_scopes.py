@@ -304,6 +304,20 @@ def test_an_outer_component_that_cannot_come_back_is_an_error_for_its_body() -> 
 
 
 @pytest.mark.filterwarnings("ignore::omni_components.ResidencyWarning")
+def test_what_was_lost_comes_back_after_a_scope_of_the_rival_that_is_still_there() -> None:
+    """I2: that scope displaces nobody, for its component is there already; the outer one is missing all the same."""
+    rig = Rig()
+    with rig.ledger.scope("a"):
+        with pytest.raises(TransferError), rig.ledger.scope("b"):
+            rig.mover.fail("load", "a")
+        with rig.ledger.scope("b"), rig.ledger.scope("a"):
+            assert rig.present == {"a"}
+        assert rig.present == {"a"}
+        rig.sound(a=1)
+    rig.sound()
+
+
+@pytest.mark.filterwarnings("ignore::omni_components.ResidencyWarning")
 def test_when_both_the_load_and_the_way_back_fail_the_first_error_is_seen_and_tells_of_the_second() -> None:
     """I6."""
     rig = Rig()

@@ -247,10 +247,10 @@ def refuse_unmovable(component: str, slot: Slot) -> None:
             _refuse_unmovable(component, path, leaf)
         reason = cannot_be_rebuilt(tensor)
     if reason is not None:
-        raise UnsupportedTensorError(component, slot.path, reason, _AS_RESIDENT)
+        raise UnsupportedTensorError(component, slot.path, reason, _BY_HAND)
 
 
-_AS_RESIDENT = "Declare the component as resident."
+_BY_HAND = "Put it on the device yourself, as a plain attribute instead of a parameter or buffer."
 
 
 def _refuse_unmovable(component: str, path: str, tensor: Any) -> None:
@@ -260,23 +260,23 @@ def _refuse_unmovable(component: str, path: str, tensor: Any) -> None:
             component, path, "is not initialised", "Run the module once before enabling."
         )
     if not isinstance(tensor, torch.Tensor):
-        raise UnsupportedTensorError(component, path, f"is a {kind}, not a tensor", _AS_RESIDENT)
+        raise UnsupportedTensorError(component, path, f"is a {kind}, not a tensor", _BY_HAND)
     if type(tensor).__torch_dispatch__ not in (
         torch.Tensor.__torch_dispatch__,
         nn.Parameter.__torch_dispatch__,
     ):
         reason = f"is a {kind}, which does not say where its bytes are (no __tensor_flatten__)"
-        raise UnsupportedTensorError(component, path, reason, _AS_RESIDENT)
+        raise UnsupportedTensorError(component, path, reason, _BY_HAND)
     if type(tensor).__module__.partition(".")[0] == "bitsandbytes":
         reason = f"is a {kind}, whose quantisation state lies outside of it"
-        raise UnsupportedTensorError(component, path, reason, _AS_RESIDENT)
+        raise UnsupportedTensorError(component, path, reason, _BY_HAND)
     if tensor.is_meta:
         raise UnsupportedTensorError(
             component, path, "is on the meta device", "Load the weights before enabling."
         )
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         reason = f"is not a plain strided tensor ({tensor.layout})"
-        raise UnsupportedTensorError(component, path, reason, _AS_RESIDENT)
+        raise UnsupportedTensorError(component, path, reason, _BY_HAND)
 
 
 # --- grouping -------------------------------------------------------------------------------------------

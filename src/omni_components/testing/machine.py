@@ -3,7 +3,7 @@
 Point it at your own pipeline::
 
     class MyMachine(PipelineMachine):
-        device = "cpu"
+        simulated = {"capacity": "64MiB"}
 
         def make_pipeline(self):
             return MyPipeline()
@@ -15,22 +15,21 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from hypothesis import event, note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ..components.component import Component
 from ..errors import ResidencyWarning
 from ..policy import OffloadPolicy
-from ..residency.ledger import ResidencyLedger
 from ..residency.scope import OffloadScope
 from .crew import Crew
 from .model import Model, ModelScope, Steps
-from .movers import Fault, RecordingMover
-from .strategies import ComponentSet, Phase, component_sets, faults, programs
+from .movers import Fault
+from .strategies import Phase, component_sets, faults, programs
+from .subjects import PipelineSubject, RecordingSubject, Subject
 
 THREADS = ("t1", "t2", "t3")
 MISUSES = (
@@ -47,120 +46,6 @@ class BodyRaised(Exception):
     """What a user's body raises."""
 
 
-class Subject(Protocol):
-    """What the machine runs: a ledger, and what must be known to drive and to check it.
-
-    Attributes:
-        ledger: The ledger under test.
-        components: All that may ever be declared; those declared at first are the ledger's.
-    """
-
-    ledger: ResidencyLedger
-    components: Sequence[Component]
-
-    def conflict(self, one: str, other: str) -> bool:
-        """Whether two components must never both be on the device: the author's truth, not the ledger's."""
-        ...
-
-    def admit(self, names: Sequence[str]) -> None:
-        """Declare components."""
-        ...
-
-    def retire(self, names: Sequence[str]) -> None:
-        """Strike components out."""
-        ...
-
-    def arm(self, fault: Fault) -> None:
-        """Let a move fail."""
-        ...
-
-    def disarm(self) -> None:
-        """Forget the faults."""
-        ...
-
-    def write(self, name: str, value: int) -> None:
-        """Write a value into the weights, on whichever side they are now."""
-        ...
-
-    def read(self, name: str) -> int:
-        """The value in the weights; raises if anything else about them is wrong."""
-        ...
-
-    def compute(self, name: str) -> None:
-        """Compute with a present component; raises if the result is not that of the resident run."""
-        ...
-
-    def violations(self) -> Sequence[str]:
-        """What other observers found."""
-        ...
-
-    def close(self) -> None:
-        """The run is over."""
-        ...
-
-
-class RecordingSubject:
-    """A ledger over a :class:`RecordingMover`; nothing needs torch.
-
-    Args:
-        declared: Components and conflicts.
-        policy: The ledger's.
-    """
-
-    def __init__(self, declared: ComponentSet, policy: OffloadPolicy) -> None:
-        self._declared = declared
-        self.components: Sequence[Component] = declared.components
-        self.mover = RecordingMover({}, declared.conflict)
-        self.ledger = ResidencyLedger(self.mover, policy)
-        self.admit(declared.names)
-
-    def conflict(self, one: str, other: str) -> bool:
-        """As declared."""
-        return self._declared.conflict(one, other)
-
-    def admit(self, names: Sequence[str]) -> None:
-        """Register and admit."""
-        components = [self._declared.of(name) for name in names]
-        taken = {one.name for one in self.ledger.components}
-        for one in components:
-            if one.name not in taken:
-                self.mover.register(one.name, one.bytes)
-        self.ledger.admit(components, lambda one, other: self._declared.conflict(one.name, other.name))
-
-    def retire(self, names: Sequence[str]) -> None:
-        """Retire and forget."""
-        self.ledger.retire(names)
-        for name in names:
-            self.mover.forget(name)
-
-    def arm(self, fault: Fault) -> None:
-        """The mover does it."""
-        self.mover.faults.arm(fault)
-
-    def disarm(self) -> None:
-        """The mover does it."""
-        self.mover.faults.clear()
-
-    def write(self, name: str, value: int) -> None:
-        """One number stands for the weights."""
-        self.mover.write(name, value)
-
-    def read(self, name: str) -> int:
-        """One number stands for the weights."""
-        return self.mover.read(name)
-
-    def compute(self, name: str) -> None:
-        """It must be there."""
-        assert self.mover.present(name), f"{name!r} is not on the device in its own scope"
-
-    def violations(self) -> Sequence[str]:
-        """The mover's own oracle."""
-        return self.mover.violations
-
-    def close(self) -> None:
-        """Nothing to do."""
-
-
 def _machine() -> st.SearchStrategy[Any]:
     return st.runner()
 
@@ -171,7 +56,7 @@ _known = _machine().flatmap(lambda machine: st.sampled_from(sorted(machine.model
 _absent = _machine().flatmap(lambda machine: st.sampled_from(machine.absent))
 _programs = _machine().flatmap(lambda machine: programs(sorted(machine.model.places), depth=3, length=2))
 _faults = _machine().flatmap(lambda machine: faults(sorted(machine.model.places)))
-NESTING = st.sampled_from(("switch", "switch", "switch", "error"))
+NESTING: st.SearchStrategy[Literal["switch", "error"]] = st.sampled_from(("switch", "switch", "switch", "error"))
 _patience = st.sampled_from((None, None, None, 0))
 
 
@@ -480,3 +365,32 @@ class RecordingMachine(ResidencyMachine):
         """Two or three exclusive sets."""
         declared = data.draw(component_sets(), label="declared")
         return RecordingSubject(declared, OffloadPolicy(nesting=data.draw(NESTING, label="nesting")))
+
+
+class PipelineMachine(ResidencyMachine):
+    """The machine over a pipeline of yours: override :meth:`make_pipeline`.
+
+    Attributes:
+        device: Where it computes; not asked for if ``simulated`` is set.
+        simulated: The arguments of a :class:`SimulatedAccelerator` to compute on.
+        policy: Fields of the policy, as ``offload()`` takes them.
+    """
+
+    can_change = False
+    device: str = "cpu"
+    simulated: Mapping[str, Any] | None = None
+    policy: Mapping[str, Any] = {}
+
+    def make_pipeline(self) -> Any:
+        """A new pipeline; small weights do."""
+        raise NotImplementedError("override make_pipeline: return what offload() is to take")
+
+    def make_subject(self, data: st.DataObject) -> Subject:
+        """The pipeline, offloaded."""
+        if self.simulated is None:
+            return PipelineSubject(self.make_pipeline(), self.device, self.policy)
+        from .simulated import SimulatedAccelerator
+
+        accelerator = SimulatedAccelerator(**self.simulated)
+        accelerator.__enter__()
+        return PipelineSubject(self.make_pipeline(), accelerator.device, self.policy, accelerator)

@@ -13,7 +13,7 @@ class TinyModule(nn.Module):
     """Linear layers, and any of the traits.
 
     * ``tied``: the second layer's weight is the first one's;
-    * ``view``: a buffer is a view of a row of the first weight;
+    * ``view``: a buffer is a view of the second row of the first weight;
     * ``transposed``: a parameter with exchanged strides;
     * ``half``: a bfloat16 parameter;
     * ``counter``: an integer buffer without a place in the state dict;
@@ -38,7 +38,7 @@ class TinyModule(nn.Module):
             self.layers.append(nn.Linear(width, width, bias=False))
             self.layers[-1].weight = first
         if "view" in traits:
-            self.register_buffer("row", first.detach()[0])
+            self.register_buffer("row", first.detach()[1])
         if "transposed" in traits:
             self.across = nn.Parameter(
                 torch.rand((width, width + 1), generator=generator).t(), requires_grad=False

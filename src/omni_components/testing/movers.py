@@ -116,7 +116,7 @@ class Call:
 
 @dataclass(slots=True)
 class _Watch:
-    moving: tuple[str, int] | None = None
+    moving: str = ""
     violations: list[str] = field(default_factory=list)
 
 
@@ -271,12 +271,12 @@ class RecordingMover:
         self._note(verb, name)
         if name not in self._freight:
             self._forbid(f"the {verb} of {name!r}, which nobody registered")
-        if self._watch.moving is not None:
-            self._forbid(f"the {verb} of {name!r} during the {' of '.join(map(str, self._watch.moving))}")
+        if self._watch.moving:
+            self._forbid(f"the {verb} of {name!r} during {self._watch.moving}")
         fault = self.faults.strike(verb, name)
         if fault is not None and fault.when == "before":
             raise fault.make(name)
-        self._watch.moving = (verb, threading.get_ident())
+        self._watch.moving = f"the {verb} of {name!r}"
         try:
             freight = self._freight[name]
             before = (freight.master, freight.copy, freight.written)
@@ -284,7 +284,7 @@ class RecordingMover:
             if fault is not None and fault.when == "inside":
                 freight.master, freight.copy, freight.written = before
         finally:
-            self._watch.moving = None
+            self._watch.moving = ""
         if fault is not None:
             raise fault.make(name)
 

@@ -124,7 +124,9 @@ def programs(names: Sequence[str], *, depth: int = 3, length: int = 3) -> st.Sea
 
 def _phases(names: tuple[str, ...], depth: int, length: int) -> st.SearchStrategy[Phase]:
     ends = st.sampled_from(("normally", "normally", "normally", "raises"))
-    inside = st.lists(_phases(names, depth - 1, length), max_size=length).map(tuple) if depth > 1 else st.just(())
+    inside = (
+        st.lists(_phases(names, depth - 1, length), max_size=length).map(tuple) if depth > 1 else st.just(())
+    )
     return st.builds(Phase, name=st.sampled_from(names), body=inside, ends=ends, hint=st.booleans())
 
 
