@@ -14,11 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+# On a busy machine a thread that spins while it waits takes the time of the one it waits for.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 from diffusers.models.transformers.transformer_cosmos3 import Cosmos3OmniTransformer

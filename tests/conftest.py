@@ -28,7 +28,7 @@ settings.register_profile(
 settings.register_profile(
     "ci",
     deadline=None,
-    max_examples=300,
+    max_examples=100,
     stateful_step_count=50,
     print_blob=True,
     suppress_health_check=_NO_CLOCK,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -17,10 +18,17 @@ from tests.residency import test_arena, test_scopes, test_turns
 from tests.residency.arena import ArenaMachine
 from tests.residency.mutants import LEDGER, MOVER, TURNS, Mutant
 
-pytestmark = [
-    pytest.mark.mutant,
-    pytest.mark.filterwarnings("ignore::omni_components.ResidencyWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::omni_components.ResidencyWarning")
+
+# The faults that every run shows; the others are hunted by `pytest -m mutant`.
+ALWAYS = {
+    "evicts_after_loading",
+    "forgets_rollback",
+    "drops_a_pin",
+    "ignores_one_conflict",
+    "restores_late",
+    "forgets_the_write_back",
+}
 
 # What the suite says of a fault. Anything else (a TypeError, say) would be a fault of the mutant itself.
 CAUGHT = (AssertionError, InvariantError)
@@ -47,23 +55,25 @@ class HuntingArena(ArenaMachine):
     patience = 5.0
 
 
-def ids(mutant: Mutant) -> str:
-    return f"{mutant.breaks}-{mutant.name}"
+def cases(table: list[Mutant], *, named: bool) -> list[ParameterSet]:
+    """The mutants that random phases meet soon, or those that have a test of their own."""
+    return [
+        pytest.param(
+            one, id=f"{one.breaks}-{one.name}", marks=() if one.name in ALWAYS else pytest.mark.mutant
+        )
+        for one in table
+        if bool(one.named) is named
+    ]
 
 
-def by_machine(table: list[Mutant]) -> list[Mutant]:
-    """Those that random phases meet soon."""
-    return [mutant for mutant in table if not mutant.named]
-
-
-@pytest.mark.parametrize("mutant", by_machine([*LEDGER, *TURNS]), ids=ids)
+@pytest.mark.parametrize("mutant", cases([*LEDGER, *TURNS], named=False))
 def test_the_machine_over_numbers_catches(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
     with pytest.raises(CAUGHT):
         run_state_machine_as_test(Hunting, settings=hunt(1500))
 
 
-@pytest.mark.parametrize("mutant", by_machine(MOVER), ids=ids)
+@pytest.mark.parametrize("mutant", cases(MOVER, named=False))
 def test_the_machine_over_the_real_mover_catches(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     require_simulated_accelerator()
     mutant.apply(monkeypatch)
@@ -71,7 +81,7 @@ def test_the_machine_over_the_real_mover_catches(mutant: Mutant, monkeypatch: py
         run_state_machine_as_test(HuntingArena, settings=hunt(300))
 
 
-@pytest.mark.parametrize("mutant", [one for one in (*LEDGER, *TURNS, *MOVER) if one.named], ids=ids)
+@pytest.mark.parametrize("mutant", cases([*LEDGER, *TURNS, *MOVER], named=True))
 def test_the_named_test_catches(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     home = next(one for one in (test_scopes, test_turns, test_arena) if hasattr(one, mutant.named))
     run = partial(RUNNERS[home], getattr(home, mutant.named))

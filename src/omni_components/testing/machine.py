@@ -56,7 +56,9 @@ _known = _machine().flatmap(lambda machine: st.sampled_from(sorted(machine.model
 _absent = _machine().flatmap(lambda machine: st.sampled_from(machine.absent))
 _programs = _machine().flatmap(lambda machine: programs(sorted(machine.model.places), depth=3, length=2))
 _faults = _machine().flatmap(lambda machine: faults(sorted(machine.model.places)))
-NESTING: st.SearchStrategy[Literal["switch", "error"]] = st.sampled_from(("switch", "switch", "switch", "error"))
+NESTING: st.SearchStrategy[Literal["switch", "error"]] = st.sampled_from(
+    ("switch", "switch", "switch", "error")
+)
 _patience = st.sampled_from((None, None, None, 0))
 
 
