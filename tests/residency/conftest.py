@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True, scope="package")
 def _one_thread_for_tiny_tensors() -> Iterator[None]:
-    """Waking helpers for a matrix of 24 × 24 takes a hundred times as long as multiplying it."""
+    """Waking helpers for a matrix of 24 by 24 takes a hundred times as long as multiplying it."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
