@@ -42,9 +42,7 @@ class Plan:
     steps: int = 20
     grid: int = 16  # patches on a side of the picture
     texts: tuple[int, ...] = (64, 512, 2048)
-    short_loops: int = (
-        2  # of two steps each, besides the whole one: the first step is worth more than one sample
-    )
+    short_loops: int = 2  # of two steps each, besides the whole one: more than one sample of a first step
 
 
 QUICK = Plan(hidden=128, layers=2, steps=4, grid=4, texts=(64, 512))

@@ -10,6 +10,7 @@ Choose a profile with ``--hypothesis-profile NAME`` or the environment variable 
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -45,4 +46,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts background jobs so, CI among them; the tests of Ctrl-C need what a terminal gives.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "mutant: a broken ledger or mover that the property suite must catch")

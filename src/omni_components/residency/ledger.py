@@ -26,7 +26,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..components.component import Component
 from ..errors import (
@@ -46,9 +46,6 @@ from .scope import OffloadScope
 from .switch import Switch
 from .threads import ThreadStack
 from .turns import Turns, Waiter
-
-if TYPE_CHECKING:
-    import torch
 
 _NESTED = (
     "{inner!r} runs inside a scope of its rival {outer!r}: each such pass costs two more switches. "
@@ -156,7 +153,7 @@ class ResidencyLedger:
             self._reap()
             return len(self._book[name].scopes)
 
-    def is_current(self, tensor: torch.Tensor) -> bool:
+    def is_current(self, tensor: Any) -> bool:
         """Whether a tensor, or a view, still shows its component's weights; see ``Offload.is_current``."""
         return self.mover.is_current(tensor)
 
