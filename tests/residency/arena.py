@@ -226,6 +226,9 @@ class ArenaSubject:
         self._look()
         found = list(self._wrong)
         found += [str(race) for race in self.sim.races]
+        home = [one.name for one in self.ledger.components if not self.mover.present(one.name)]
+        absent = [name for name in home if self.mover.arena.holds(name) is not None]
+        found += [f"{name!r} is home and still holds device bytes" for name in absent]
         peak, limit = self.sim.stats().peak, self.sim.capacity
         if limit is not None and peak > limit:
             found.append(f"{peak} bytes were allocated, {limit} predicted")

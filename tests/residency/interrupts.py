@@ -45,6 +45,8 @@ class Interrupter:
             return
         if code.co_name == "<genexpr>" or (code.co_name == "__exit__" and kind == "call"):
             return  # closing a generator swallows it; before the first step of __exit__ nobody can act
+        if "__del__" in (code.co_name, frame.f_back and frame.f_back.f_code.co_name):
+            return  # swallowed too
         self.seen += 1
         if self.seen == self.at:
             sys.setprofile(None)

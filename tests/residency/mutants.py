@@ -604,6 +604,20 @@ def leaves_a_failed_load_as_it_is(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ArenaMover, "_undone_on_failure", nothing_undone)
 
 
+@fault(MOVER, "I2", named="test_what_a_failed_load_had_taken_is_free_for_the_way_back")
+def once_let_the_error_hold_the_bytes_of_a_failed_load(patch: pytest.MonkeyPatch) -> None:
+    """Found by the machine: its traceback held the block, and the outer component found no room on its way back."""
+    from omni_components.transfer import mover
+
+    patch.setattr(mover.traceback, "clear_frames", lambda trace: None)
+
+
+@fault(MOVER, "I8", named="test_a_component_that_outgrows_its_place_gets_a_larger_arena_not_a_second_one")
+def once_never_enlarged_the_arena(patch: pytest.MonkeyPatch) -> None:
+    """Found by the machine: a component that outgrew its place by a byte cost an arena more."""
+    patch.setattr(Arena, "grow", lambda self, name, nbytes: self.renew())
+
+
 @fault(MOVER, "I5")
 def says_it_is_home_and_binds_nothing(patch: pytest.MonkeyPatch) -> None:
     def bind_host(self: Cargo) -> None:

@@ -128,6 +128,32 @@ def test_a_nested_load_without_room_puts_the_suspended_outer_component_back() ->
     one.close()
 
 
+def test_what_a_failed_load_had_taken_is_free_for_the_way_back() -> None:
+    """I2, I8: the error that is on its way holds frames, and these must not hold the device bytes."""
+    one = subject("ab", "ab", keep=False)
+    with one.ledger.scope("a"):
+        one.sim.capacity = one.sim.stats().allocated + 512
+        one.sim.fail(copy=0)
+        with pytest.raises(TransferError), one.ledger.scope("b"):
+            pytest.fail("the body must not run")
+        assert one.ledger.present == ("a",)
+        one.sim.fail(copy=0, error=KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt), one.ledger.scope("b"):
+            pytest.fail("the body must not run")
+        assert one.ledger.present == ("a",)
+        one.sim.fail(copy=0)
+        with pytest.raises(TransferError) as caught:
+            one.ledger.scope("b").__enter__()
+        with one.ledger.scope("b"):  # again, while the error is still at hand
+            pass
+        assert caught.value.component == "b"
+        assert one.ledger.present == ("a",)
+        whole(one)
+    one.sim.capacity = None
+    usable(one)
+    one.close()
+
+
 # --- each fault of the device ---------------------------------------------------------------------------------
 
 

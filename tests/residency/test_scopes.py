@@ -309,7 +309,8 @@ def test_what_was_lost_comes_back_after_a_scope_of_the_rival_that_is_still_there
     rig = Rig()
     with rig.ledger.scope("a"):
         with pytest.raises(TransferError), rig.ledger.scope("b"):
-            rig.mover.fail("load", "a")
+            rig.mover.fail("evict", "b")
+        assert rig.present == {"b"}
         with rig.ledger.scope("b"), rig.ledger.scope("a"):
             assert rig.present == {"a"}
         assert rig.present == {"a"}

@@ -250,6 +250,8 @@ def test_the_timeout_of_the_policy_holds_where_the_scope_has_none() -> None:
     held = Held(rig, "a")
     with pytest.raises(ResidencyTimeoutError), rig.ledger.scope("b"):
         pass
+    with pytest.raises(ResidencyTimeoutError):
+        rig.ledger.load("b")
     held.let_go()
 
 

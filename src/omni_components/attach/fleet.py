@@ -19,7 +19,7 @@ from ..errors import DeclarationError, OwnershipError, PolicyError
 from ..policy import OffloadPolicy
 from ..residency.ledger import ResidencyLedger
 from ..transfer.cargo import Cargo
-from ..transfer.device import backend_for, data_crosses, moving, registrar_for
+from ..transfer.device import backend_for, data_crosses, registrar_for
 from ..transfer.hostmemory import FileMappings, pinnable_bytes
 from ..transfer.masters import PinBudget, align
 from ..transfer.mover import ArenaMover
@@ -78,7 +78,7 @@ class Fleet:
     # --- taking on ----------------------------------------------------------------------------------------
 
     def take_on(self, declaration: Declaration) -> dict[str, str]:
-        """Attach everything a target declares, or nothing.
+        """Attach everything a target declares, or nothing; called under ``moving()``.
 
         Returns:
             The ledger's names by the declaration's: they differ where the ledger is shared.
@@ -88,10 +88,7 @@ class Fleet:
         claims = [(module, found.name) for found in fresh for module in _modules(found)]
         for found in fresh:
             found.name = names[found.name]
-        with (
-            moving(),
-            ExitStack() as undo,
-        ):  # else masters made under inference mode could not be written later
+        with ExitStack() as undo:
             cargoes, components = self._load_list(fresh)
             names |= {one.name: one.name for one in components if one.name not in names.values()}
             self._refuse_nothing_to_swap(declaration, components, names)
@@ -112,14 +109,16 @@ class Fleet:
                 self.attached[component.name] = self._attach(found, component, undo)
             self._bind_split_models(fresh, undo)
             forget_compiled()
-            undo.pop_all()
-        for found in fresh:
-            for module in _modules(found):
-                self._merges.follow(module.modules())
-        for module, name in claims:
-            _CLAIMS.setdefault(module, Claim(weakref.ref(self.ledger), {})).names[name] = names[name]
-        for name in names.values():
-            self.attached[name].users += 1
+            for found in fresh:
+                for module in _modules(found):
+                    self._merges.follow(module.modules())
+            for module, name in claims:
+                undo.callback(_CLAIMS.pop, module, None)
+                _CLAIMS.setdefault(module, Claim(weakref.ref(self.ledger), {})).names[name] = names[name]
+            for name in names.values():
+                self.attached[name].users += 1
+                undo.callback(self._leave, name)
+            undo.pop_all()  # last: an interrupt before it takes everything back
         return names
 
     def drop(self, names: list[str]) -> None:
@@ -129,17 +128,20 @@ class Fleet:
             ScopeError: A scope is open on one of them; nothing was changed.
         """
         last = [name for name in names if name in self.attached and self.attached[name].users == 1]
-        self.ledger.retire(last)
-        for name in names:
-            if name in self.attached and name not in last:
-                self.attached[name].users -= 1
+        known = {one.name for one in self.ledger.components}
+        self.ledger.retire([name for name in last if name in known])  # an interrupted drop goes on where it was
         for name in last:
-            gone = self.attached.pop(name)
-            for undo in reversed(gone.undo):
-                undo()
+            gone = self.attached[name]
+            while gone.undo:
+                gone.undo[-1]()
+                gone.undo.pop()
             for module in _modules(gone.found):
                 _CLAIMS.pop(module, None)
             self.mover.forget(name)
+            del self.attached[name]
+        for name in names:
+            if name in self.attached:
+                self.attached[name].users -= 1
         if not self.attached:
             self.mover.release_arena()
             self._merges.stop()
@@ -245,15 +247,15 @@ class Fleet:
     def _hook(self, found: Found, module: nn.Module, later: Callable[[Callable[[], None]], None]) -> None:
         name = found.name
         hook = CallHook(self.ledger, name, self.device)
-        hook.attach(module)
         later(hook.detach)
+        hook.attach(module)
         inner = unwrapped(module)
         opening = entry_points(inner, found.entry_points, name)
         wrappers = [EntryPoint(inner, one, self.ledger, name, self.device) for one in opening]
         plain = [one for one in other_methods(inner) if one not in opening]
         for wrapper in [*wrappers, *(Advised(inner, one, self.ledger, name, self.device) for one in plain)]:
-            wrapper.attach()
             later(wrapper.detach)
+            wrapper.attach()
 
     # --- small things -------------------------------------------------------------------------------------
 
@@ -266,6 +268,9 @@ class Fleet:
 
     def _swapped(self) -> list[str]:
         return [one.name for one in self.ledger.components if not one.resident]
+
+    def _leave(self, name: str) -> None:
+        self.attached[name].users -= 1
 
     def _forget(self, components: list[Component]) -> None:
         for one in components:

@@ -80,7 +80,8 @@ class CallHook:
     def detach(self) -> None:
         """Take them off. Idempotent."""
         while self._handles:
-            self._handles.pop().remove()
+            self._handles[-1].remove()
+            self._handles.pop()
 
     @uncompiled
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -22,7 +22,7 @@ from ..report.report import ResidencyReport
 from ..residency.events import ResidencyEvent
 from ..residency.ledger import ResidencyLedger
 from ..residency.scope import OffloadScope
-from ..transfer.device import resolve_device
+from ..transfer.device import moving, resolve_device
 from .diffusers import adapt, refuse_other_offload
 from .fleet import Fleet, fleet_of
 from .mixin import HANDLE, OmniOffloadMixin
@@ -261,13 +261,18 @@ def _enable(
     _warn_of_loose_tensors(declaration)  # before anything is touched: a warning may be an error
     fleet = _fleet(declaration, device, policy, ledger)
     handle = Offload(target, device, policy, fleet)
-    handle._names = fleet.take_on(declaration)
-    handle._modules = [module for found in declaration.found for _, module in found.called]
-    handle._modules += [found.split for found in declaration.found if found.split is not None]
-    handle.enabled = True
-    if is_diffusers_pipeline(target):
-        handle._undo.callback(adapt(target, fleet.ledger))
-    vars(target)[HANDLE] = handle
+    with moving():  # else masters made under inference mode could not be written later
+        handle._names = fleet.take_on(declaration)
+        handle.enabled = True
+        try:
+            handle._modules = [module for found in declaration.found for _, module in found.called]
+            handle._modules += [found.split for found in declaration.found if found.split is not None]
+            if is_diffusers_pipeline(target):
+                handle._undo.callback(adapt(target, fleet.ledger))
+            vars(target)[HANDLE] = handle
+        except BaseException:
+            handle.disable()
+            raise
     return handle
 
 

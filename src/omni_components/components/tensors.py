@@ -113,14 +113,14 @@ class Member:
 
     def stay_at(self, away: torch.Tensor | None) -> None:
         """Take a view of device memory, or let go of it; the objects follow likewise."""
-        old, self.away = self.away, away
+        self.away = away
         self.away_address = -1 if away is None else away.data_ptr()
         if self.device is None or self.device is self.host:
             return  # made, or bound, when the component is
         if away is not None:
             self.device.data = away
-        elif old is not None:
-            self.device.data = torch.empty(0, dtype=old.dtype, device=old.device)
+        elif self.device.numel():  # asked of the object: an interrupt may have come after the line above
+            self.device.data = torch.empty(0, dtype=self.device.dtype, device=self.device.device)
 
     def bind_host(self) -> None:
         """Register the master."""

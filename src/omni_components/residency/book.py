@@ -96,11 +96,14 @@ class Book:
 
     def strike(self, gone: Iterable[Entry]) -> None:
         """Take entries out; they are on the host."""
+        gone = list(gone)
+        # At once, and first: an interrupt further down must not leave an entry whose rivals have forgotten it.
+        self.entries = {name: one for name, one in self.entries.items() if one not in gone}
         for entry in gone:
             for rival in entry.rivals:
-                rival.rivals.remove(entry)
+                if entry in rival.rivals:
+                    rival.rivals.remove(entry)
             entry.rivals = []  # it may be struck twice, and whoever waits for it must wait no longer
-            self.entries = {name: one for name, one in self.entries.items() if one is not entry}
 
     def step(self, entry: Entry, state: State) -> None:
         """The one place where a state changes."""

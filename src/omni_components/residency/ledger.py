@@ -258,7 +258,8 @@ class ResidencyLedger:
             raise ScopeError(
                 name, f"it cannot be loaded ahead inside the scope of its rival {outer[0].name!r}."
             )
-        self._in_turn(partial(self._switch.bring, entry, Cause.MANUAL), entry, timeout)
+        limit = self.policy.timeout if timeout is None else timeout
+        self._in_turn(partial(self._switch.bring, entry, Cause.MANUAL), entry, limit)
 
     def release(self, *, free_arena: bool = False) -> None:
         """Send every unpinned swappable component home (the end of a request). Idempotent.

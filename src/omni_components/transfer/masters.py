@@ -90,9 +90,10 @@ class Slab:
         if self.reader is not None:
             self.reader.synchronize()  # an adopted component's old slab may go while it is still being read
             self.reader = None
-        if self.registrar is not None:
-            self.registrar.host_unregister(self.tensor.data_ptr())
-            self.registrar = None
+        pointer = self.tensor.data_ptr()
+        registrar, self.registrar = self.registrar, None  # first: an interrupted call must not be made again
+        if registrar is not None:
+            registrar.host_unregister(pointer)
         self.pinned, self.taken = False, 0
 
     def __del__(self) -> None:
@@ -134,12 +135,13 @@ class PinBudget:
         pages = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         if self._refused(pages):
             return slab
+        pointer, slab.registrar = slab.tensor.data_ptr(), self.registrar  # first, lest an interrupt leaks a pin
         try:
-            self.registrar.host_register(slab.tensor.data_ptr(), nbytes)
+            self.registrar.host_register(pointer, nbytes)
         except RuntimeError as error:
+            slab.registrar = None
             self._say(str(error))
             return slab
-        slab.registrar = self.registrar
         return self._took(slab, pages)
 
     def _pooled(self, nbytes: int, base: int) -> Slab:

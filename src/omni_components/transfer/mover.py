@@ -7,6 +7,7 @@ masters. What did change on the device is copied home first, group by group.
 from __future__ import annotations
 
 import itertools
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -34,6 +35,7 @@ class ArenaMover:
         self.backend = backend
         self.arena = Arena(backend.device, keep=keep_arena)
         self._cargo: dict[str, Cargo] = {}
+        self._stale = False  # somebody absent may have views of a buffer that was given up
         self._users: list[object] = []  # streams that may still compute on arena memory its owner has left
 
     # --- who travels --------------------------------------------------------------------------------------
@@ -44,7 +46,7 @@ class ArenaMover:
 
     def forget(self, name: str) -> None:
         """Drop a component that is on the host; its masters are unpinned and stay its tensors' memory."""
-        cargo = self._cargo.pop(name, None)
+        cargo = self._cargo.get(name)
         if cargo is None:
             return  # never came so far
         self.arena.forget(name)
@@ -52,12 +54,12 @@ class ArenaMover:
             cargo.leave(stable=False)
         for slab in cargo.slabs:
             slab.unpin()
+        self._cargo.pop(name, None)  # last: an interrupted one is done again
 
     def arrange(self, swapped: list[str], rivals: Callable[[str, str], bool]) -> None:
         """Place those that take turns in the arena."""
-        if self.arena.release():
-            self._leave_absent()
-        self.arena.arrange({name: self._cargo[name].size for name in swapped}, rivals)
+        sizes = {name: self._cargo[name].size for name in swapped}
+        self._leave_absent(self.arena.arrange(sizes, rivals))
 
     def cargo(self, name: str) -> Cargo:
         """A component's record."""
@@ -75,12 +77,7 @@ class ArenaMover:
         with moving(), record_function(f"omni::load {name}"):
             adopted, copied = self._adopt(cargo)
             with self._undone_on_failure(cargo):
-                block = self._room(cargo)
-                self._copy_in(cargo, block)
-                cargo.settle(block)
-                if self.backend.watches():
-                    self.backend.lend(cargo.memory())
-                cargo.bind_device()
+                self._bring_in(cargo)
         return Moved(bytes=cargo.payload(), written_back=copied, adopted=adopted, size=cargo.new_size())
 
     def evict(self, name: str) -> Moved:
@@ -95,18 +92,20 @@ class ArenaMover:
                 adopted, copied = self._adopt(cargo)
                 copied += self._write_back(cargo)
                 self._settle_copies(cargo)
+            except TransferError:
+                raise
             except Exception as error:
                 # Nothing is bound yet: what is in the slots, and what was written to it, stays as it is.
                 raise self._error(cargo, error, to_host=True) from error
             try:
                 cargo.bind_host()
+                self._vacate(cargo)
             except BaseException:
-                # Interrupted between two tensors. The masters are up to date, and what was just adopted has no
+                # Interrupted between two steps. The masters are up to date, and what was just adopted has no
                 # bytes on the device: the way home is the one that can be finished.
                 cargo.bind_host()
                 self._vacate(cargo)
                 raise
-            self._vacate(cargo)
         return Moved(written_back=copied, adopted=adopted, size=cargo.new_size())
 
     def present(self, name: str) -> bool:
@@ -127,8 +126,8 @@ class ArenaMover:
     def release_arena(self) -> int:
         """Give the arena's memory back to the system if nobody is in it; returns the bytes."""
         freed = self.arena.release()
+        self._leave_absent(freed > 0)
         if freed:
-            self._leave_absent()
             self.backend.flush()
         return freed
 
@@ -185,11 +184,16 @@ class ArenaMover:
                 found.append(f"{one!r} and {other!r} share bytes")
         return found
 
-    def _leave_absent(self) -> None:
+    def _leave_absent(self, given_up: bool) -> None:
+        """Drop the views of a buffer that was given up, now or, if an interrupt came between, the next time."""
+        self._stale = self._stale or given_up
+        if not self._stale:
+            return  # every view is of memory that is still there
         with moving():
             for cargo in self._cargo.values():
                 if not cargo.present:
                     cargo.leave(stable=False)
+        self._stale = False
 
     def _adopt(self, cargo: Cargo) -> tuple[int, int]:
         if not cargo.disturbed():
@@ -212,13 +216,23 @@ class ArenaMover:
             finally:
                 cargo.bind_host()
                 self._vacate(cargo)
-            if isinstance(error, Exception):
+            # The error holds the frames it came through, and these the block, whose bytes the outer scope's
+            # component, or whoever tries again, may need.
+            traceback.clear_frames(error.__traceback__)
+            if isinstance(error, Exception) and not isinstance(error, TransferError):
                 raise self._error(cargo, error, to_host=False) from error
             raise
 
+    def _bring_in(self, cargo: Cargo) -> None:
+        block = self._room(cargo)
+        self._copy_in(cargo, block)
+        cargo.settle(block)
+        if self.backend.watches():
+            self.backend.lend(cargo.memory())
+        cargo.bind_device()
+
     def _room(self, cargo: Cargo) -> torch.Tensor:
-        if self.arena.grow(cargo.name, cargo.size):
-            self._leave_absent()
+        self._leave_absent(self.arena.grow(cargo.name, cargo.size))
         try:
             return self.arena.take(cargo.name, cargo.size)
         except (torch.OutOfMemoryError, MemoryError):
@@ -275,7 +289,5 @@ class ArenaMover:
         self.arena.give(cargo.name)
 
     def _error(self, cargo: Cargo, error: Exception, *, to_host: bool) -> TransferError:
-        if isinstance(error, TransferError):
-            return error
         cause = (str(error) or type(error).__name__).splitlines()[0]
         return TransferError(cargo.name, cargo.size, self.backend.free_bytes(), cause, to_host=to_host)
