@@ -129,7 +129,8 @@ class Fleet:
         """
         last = [name for name in names if name in self.attached and self.attached[name].users == 1]
         known = {one.name for one in self.ledger.components}
-        self.ledger.retire([name for name in last if name in known])  # an interrupted drop goes on where it was
+        # Those struck by a drop that was interrupted are known no more: this one goes on where it was.
+        self.ledger.retire([name for name in last if name in known])
         for name in last:
             gone = self.attached[name]
             while gone.undo:

@@ -135,7 +135,8 @@ class PinBudget:
         pages = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         if self._refused(pages):
             return slab
-        pointer, slab.registrar = slab.tensor.data_ptr(), self.registrar  # first, lest an interrupt leaks a pin
+        pointer = slab.tensor.data_ptr()
+        slab.registrar = self.registrar  # first, lest an interrupt leaks a pin
         try:
             self.registrar.host_register(pointer, nbytes)
         except RuntimeError as error:
