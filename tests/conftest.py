@@ -49,4 +49,3 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell starts background jobs so, CI among them; the tests of Ctrl-C need what a terminal gives.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.addinivalue_line("markers", "mutant: a broken ledger or mover that the property suite must catch")

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .attach.split import SplitModel
     from .components.component import Component, Role
     from .components.discovery import declares_components
+    from .components.recipe import Recipe
     from .errors import (
         AbsentComponentError,
         BudgetError,
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
         TransferError,
         UnknownComponentError,
         UnsupportedTensorError,
+        WeightsError,
     )
+    from .loading.load import load_components
     from .omni import Omni, OmniOutput
     from .policy import OffloadPolicy
     from .protocols import SupportsComponentDiscovery, SupportsOmniOffload
@@ -54,6 +57,7 @@ __all__ = [
     "OmniOutput",
     "OwnershipError",
     "PolicyError",
+    "Recipe",
     "ResidencyDeadlockError",
     "ResidencyEvent",
     "ResidencyLedger",
@@ -67,7 +71,9 @@ __all__ = [
     "TransferError",
     "UnknownComponentError",
     "UnsupportedTensorError",
+    "WeightsError",
     "declares_components",
+    "load_components",
     "offload",
 ]
 
@@ -82,6 +88,7 @@ _HOMES = {
     "Omni": ".omni",
     "OmniOffloadMixin": ".attach.mixin",
     "OmniOutput": ".omni",
+    "Recipe": ".components.recipe",
     "ResidencyEvent": ".residency.events",
     "ResidencyLedger": ".residency.ledger",
     "Role": ".components.component",
@@ -89,6 +96,7 @@ _HOMES = {
     "SupportsComponentDiscovery": ".protocols",
     "SupportsOmniOffload": ".protocols",
     "declares_components": ".components.discovery",
+    "load_components": ".loading.load",
     "offload": ".attach.pipeline",
 }
 

@@ -102,6 +102,24 @@ class ModelError(OmniComponentsError):
         return f"{self.model!r} {self.problem} {self.advice}"
 
 
+class WeightsError(ModelError):
+    """A component's weights cannot be read from its files; no memory was taken for it.
+
+    Attributes:
+        component: Whose weights.
+        file: Where the fault is.
+        tensor: The tensor it is about; ``None`` if it is about the whole file.
+    """
+
+    def __init__(self, component: str, file: str, tensor: str | None, problem: str, advice: str) -> None:
+        self.component, self.file, self.tensor = component, file, tensor
+        super().__init__(file, problem, advice)
+
+    def __str__(self) -> str:
+        what = "" if self.tensor is None else f", tensor {self.tensor!r}"
+        return f"weights of {self.component!r}: {self.file!r}{what} {self.problem} {self.advice}"
+
+
 class UnsupportedTensorError(OmniComponentsError):
     """A tensor that the mover cannot move; found at enable, nothing was touched."""
 

@@ -6,7 +6,6 @@ import inspect
 import os
 import secrets
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,13 +16,14 @@ import torch
 
 from .attach.pipeline import Offload, offload
 from .errors import ModelError, PolicyError, nearest
+from .loading.load import load_components
 from .policy import OffloadPolicy
 from .report.report import ResidencyReport
 from .transfer.device import resolve_device
 
 DEMO = "demo"
 DTYPES = ("float32", "bfloat16", "float16")
-_OWN = ("enable_cpu_offload", "device", "dtype", "local_files_only")
+_OWN = ("enable_cpu_offload", "device", "dtype", "local_files_only", "on_bytes")
 # generate() has a way of its own for these, or none: it always returns an OmniOutput.
 _NOT_SAMPLING = ("self", "prompt", "seed", "return_dict")
 # What the outputs of diffusers' pipelines call their pictures, video and sound.
@@ -71,6 +71,7 @@ class Omni:
         device: Where it computes; ``None`` takes the accelerator if there is one, else the CPU.
         dtype: Of the weights, such as ``"bfloat16"``; ``None`` is the pipeline's own default.
         local_files_only: Never ask the hub: what is not in its cache is an error.
+        on_bytes: Called while weights are read, with the bytes that are there and the bytes in all.
         **policy_fields: Single fields of ``OffloadPolicy``, such as ``vae="exclusive"``; they need
             ``enable_cpu_offload``.
 
@@ -94,6 +95,7 @@ class Omni:
         device: torch.device | str | None = None,
         dtype: torch.dtype | str | None = None,
         local_files_only: bool = False,
+        on_bytes: Callable[[int, int], None] | None = None,
         **policy_fields: Any,
     ) -> None:
         policy = _policy(policy_fields, enable_cpu_offload)
@@ -101,7 +103,7 @@ class Omni:
         self.device = resolve_device(device)
         # On the CPU, mapped weights are what gives load and evict a meaning: loaded means in private memory.
         mapped = enable_cpu_offload and self.device.type == "cpu"
-        self.pipeline: Any = _load(self.model, _dtype(dtype), mapped, local_files_only)
+        self.pipeline: Any = _load(self.model, as_dtype(dtype), mapped, local_files_only, on_bytes)
         self.handle: Offload | None = None
         if enable_cpu_offload:
             self.handle = offload(self.pipeline, self.device, policy=policy)
@@ -289,7 +291,12 @@ def _unknown(name: str, value: object, known: Sequence[str]) -> PolicyError:
     return PolicyError(name, value, f"one of {choices} instead of {name!r}")
 
 
-def _dtype(asked: torch.dtype | str | None) -> torch.dtype | None:
+def as_dtype(asked: torch.dtype | str | None) -> torch.dtype | None:
+    """An element type by its name.
+
+    Raises:
+        PolicyError: It is none that weights are kept in.
+    """
     names = {name: getattr(torch, name) for name in DTYPES}
     found = names.get(asked, asked) if isinstance(asked, str) else asked
     if found is not None and found not in names.values():
@@ -304,7 +311,13 @@ def _is_seed(value: object) -> bool:
 # --- loading --------------------------------------------------------------------------------------------
 
 
-def _load(model: str, dtype: torch.dtype | None, mapped: bool, local_files_only: bool) -> Any:
+def _load(
+    model: str,
+    dtype: torch.dtype | None,
+    mapped: bool,
+    local_files_only: bool,
+    on_bytes: Callable[[int, int], None] | None,
+) -> Any:
     if model == DEMO:
         from .demo import DemoPipeline  # imported here: other models do not need it
 
@@ -316,11 +329,11 @@ def _load(model: str, dtype: torch.dtype | None, mapped: bool, local_files_only:
         if not (place / "model_index.json").is_file():
             problem = "is a folder without model_index.json, so that no diffusers pipeline was saved there."
             raise ModelError(model, problem, "Write one with pipeline.save_pretrained(folder).")
-        return _from_pretrained(model, place, dtype, local_files_only=True)
+        return _from_files(model, place, dtype, mapped, True, on_bytes)
     if not _could_be_hub_id(model):
         problem = "is neither a folder here, nor a model id of the hub (owner/name), nor 'demo'."
         raise ModelError(model, problem, "Check the path.")
-    return _from_pretrained(model, model, dtype, local_files_only)
+    return _from_files(model, model, dtype, mapped, local_files_only, on_bytes)
 
 
 def _could_be_hub_id(model: str) -> bool:
@@ -329,18 +342,23 @@ def _could_be_hub_id(model: str) -> bool:
     return bool(slash and owner and name and plain and owner[0].isalnum() and not os.path.exists(model))
 
 
-def _from_pretrained(
-    model: str, source: str | Path, dtype: torch.dtype | None, local_files_only: bool
+def _from_files(
+    model: str,
+    source: str | Path,
+    dtype: torch.dtype | None,
+    mapped: bool,
+    local_files_only: bool,
+    on_bytes: Callable[[int, int], None] | None,
 ) -> Any:
-    from diffusers import DiffusionPipeline  # imported here: it takes seconds, and the demo needs none of it
-
-    asked = {} if dtype is None else {"torch_dtype": dtype}
     try:
-        with warnings.catch_warnings():
-            # Newer diffusers call it dtype; this name is the one that all of them take.
-            warnings.filterwarnings("ignore", ".*torch_dtype", FutureWarning)
-            load: Any = DiffusionPipeline.from_pretrained
-            return load(source, local_files_only=local_files_only, **asked)
+        # Converted weights cannot stay in their files: there the bytes are read, as they would be anyway.
+        return load_components(
+            source,
+            dtype=dtype,
+            masters="mapped" if mapped and dtype is None else "auto",
+            on_bytes=on_bytes,
+            local_files_only=local_files_only,
+        )
     except Exception as error:  # of many kinds: the hub's, the file system's, each component's loader's
         cause = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(model, f"could not be loaded: {cause}", _advice(source, local_files_only)) from error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from .errors import PolicyError, nearest
 
+# Of the free device memory, what stays free for the computing where only measuring can tell how much there is.
+HEADROOM = 0.2
 ROLE_ALIASES = {"text_encoder": "encoder", "transformer": "dit"}  # vLLM-Omni says text_encoder
 
 
@@ -19,15 +21,22 @@ class OffloadPolicy:
         pin_memory: Pin the masters, so that copies run at the speed of the link. Where pinning fails the
             master is pageable, said once.
         pinned_limit: Most bytes to pin; ``None`` takes what the machine and its container allow.
+        masters: ``"pinned"`` copies weights that are mapped from files into pinned slabs; ``"mapped"`` leaves them
+            in their files, and each load passes through two pinned staging slabs; ``"auto"`` does the first where
+            they fit into what may be pinned.
         nesting: A rival scope inside an open one: ``"switch"`` moves the outer component out and back,
             ``"error"`` refuses.
         exclusive_encoders: Encoders exclude each other too.
         vae: ``"resident"`` keeps VAEs on the device, ``"exclusive"`` lets them take turns.
+        mode: ``"swap"`` lets components take turns; ``"auto"`` keeps everything on the device where it fits
+            with headroom. What a field says about who takes turns goes before that.
         offload_components: Roles that are swapped (``encoder``, ``dit``, and ``vae`` with
             ``vae="exclusive"``); the others stay on the device. ``None``: all.
         arena: ``"keep"`` holds one device buffer, as large as the largest member, with stable addresses;
             ``"fit"`` takes and gives back the bytes of each component at each switch.
         device_memory: Bytes of the device that may be used for weights; more is refused before it moves.
+        prefetch: Copy the component that comes next while the present one computes, where both have room:
+            ``True`` learns the order from the loads so far, a sequence of component names declares it.
         timeout: Seconds to wait for a turn; ``None`` waits as long as it takes.
         entry_points: Methods besides ``forward`` that open a scope, per component name.
         history: Events kept; the totals in the report count all.
@@ -35,19 +44,24 @@ class OffloadPolicy:
 
     pin_memory: bool = True
     pinned_limit: int | None = None
+    masters: Literal["auto", "pinned", "mapped"] = "auto"
     nesting: Literal["switch", "error"] = "switch"
     exclusive_encoders: bool = False
     vae: Literal["resident", "exclusive"] = "resident"
+    mode: Literal["swap", "auto"] = "swap"
     offload_components: Collection[str] | None = None
     arena: Literal["keep", "fit"] | None = None
     device_memory: int | None = None
+    prefetch: bool | Sequence[str] = False
     timeout: float | None = None
     entry_points: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     history: int = 100_000
 
     def __post_init__(self) -> None:
+        _one_of("masters", self.masters, ("auto", "pinned", "mapped"))
         _one_of("nesting", self.nesting, ("switch", "error"))
         _one_of("vae", self.vae, ("resident", "exclusive"))
+        _one_of("mode", self.mode, ("swap", "auto"))
         _one_of("arena", self.arena, ("keep", "fit", None))
         for name in ("device_memory", "pinned_limit", "timeout"):
             value = getattr(self, name)
@@ -56,11 +70,18 @@ class OffloadPolicy:
         if not isinstance(self.history, int) or self.history < 1:
             raise PolicyError("history", self.history, "a whole number of events from 1 up")
         object.__setattr__(self, "offload_components", self._parsed_roles())
+        object.__setattr__(self, "prefetch", _parsed_order(self.prefetch))
         object.__setattr__(self, "entry_points", _frozen_entry_points(self.entry_points))
 
     @classmethod
-    def of(cls, policy: OffloadPolicy | None, overrides: Mapping[str, Any]) -> OffloadPolicy:
-        """``policy`` with single fields replaced; an unknown field is refused with the nearest name."""
+    def of(cls, policy: OffloadPolicy | str | None, overrides: Mapping[str, Any]) -> OffloadPolicy:
+        """``policy`` with single fields replaced; a word is its ``mode``.
+
+        Raises:
+            PolicyError: No such field, with the nearest name, or a value that is not possible.
+        """
+        if isinstance(policy, str):
+            policy = cls(mode=policy)  # type: ignore[arg-type]  # the value is looked at there
         known = [one.name for one in fields(cls)]
         for name in overrides:
             if name not in known:
@@ -70,6 +91,12 @@ class OffloadPolicy:
                 )
         base = {name: getattr(policy, name) for name in known} if policy is not None else {}
         return cls(**{**base, **overrides})
+
+    def who_takes_turns(self) -> str | None:
+        """The field that says who takes turns, if one does; ``mode="auto"`` then decides nothing."""
+        usual = OffloadPolicy()
+        fields = ("offload_components", "vae", "exclusive_encoders")
+        return next((name for name in fields if getattr(self, name) != getattr(usual, name)), None)
 
     def swaps(self, role: str) -> bool:
         """Whether components of this role take turns."""
@@ -98,6 +125,16 @@ class OffloadPolicy:
 def _one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
     if value not in choices:
         raise PolicyError(name, value, " or ".join(repr(one) for one in choices))
+
+
+def _parsed_order(order: bool | Sequence[str]) -> bool | tuple[str, ...]:
+    if isinstance(order, bool):
+        return order
+    names = () if isinstance(order, str) else tuple(order)
+    if len(names) < 2 or len(set(names)) < len(names) or not all(isinstance(one, str) for one in names):
+        choices = "True, False, or the names of at least two components in their order, each once"
+        raise PolicyError("prefetch", order, choices)
+    return names
 
 
 def _frozen_entry_points(declared: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:

@@ -59,12 +59,14 @@ class Moved:
         written_back: Bytes over the link towards the host, for tensors that changed on the device.
         adopted: Tensors found in the component's slots that the mover had not put there.
         size: Device bytes of the component from now on, ``None`` if they did not change.
+        recopied: It had been copied ahead, and its master has changed since: that copy was for nothing.
     """
 
     bytes: int = 0
     written_back: int = 0
     adopted: int = 0
     size: int | None = None
+    recopied: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +103,29 @@ class Mover(Protocol):
         """Give a component's device memory back; on return its tensors are its masters on the host."""
         ...
 
+    def has_room_ahead(self, name: str) -> bool:
+        """Whether an absent component could be copied ahead now: from masters that do not make the host wait,
+        into device bytes that are proven free. Asked with prefetch only.
+        """
+        ...
+
+    def prefetch(self, name: str) -> Moved:
+        """Begin to copy an absent component into free device bytes; its tensors stay its masters.
+
+        ``load`` completes it. A call that raises has taken nothing.
+        """
+        ...
+
+    def drop(self, name: str) -> None:
+        """Give back what ``prefetch`` has taken; nothing happens if it has taken nothing."""
+        ...
+
     def present(self, name: str) -> bool:
         """Whether the component is on the device."""
         ...
 
-    def touch(self, name: str) -> None:
-        """A scope opens on a present component: its work may now be enqueued on the current stream."""
+    def touch(self, name: str, stream: Any = None) -> Any:
+        """Work on a present component may now be enqueued on a stream, by default the current one, which it returns."""
         ...
 
     def release_arena(self) -> int:

@@ -24,12 +24,16 @@ class Case:
         arguments: Of one request.
         alongside: Components outside of the sequence: they exclude nobody.
         resident: Components that are never swapped.
+        together: Encoders that fit together into the room of the largest component.
+        stays: Pairs of which the first stays when the second, which comes before it in the sequence, is back.
     """
 
     build: Callable[[], Any]
     arguments: dict[str, Any]
     alongside: frozenset[str] = frozenset()
     resident: frozenset[str] = frozenset()
+    together: frozenset[str] = frozenset()
+    stays: frozenset[tuple[str, str]] = frozenset()
 
     def request(self, pipeline: Any) -> torch.Tensor:
         return pipeline(**self.arguments, generator=seeded(), output_type="pt")[0].cpu()
@@ -130,16 +134,20 @@ def _fits(case: Case, sim: SimulatedAccelerator) -> bool:
 
 
 def expected_loads(case: Case, uses: list[str]) -> list[str]:
-    """What has to be loaded for one request: one at a time, save for those that exclude nobody."""
-    loads, turn, alongside = [], None, set()
+    """What has to be loaded for one request: one at a time, save for encoders with room for all of them."""
+    loads: list[str] = []
+    there: set[str] = set()
     for name in uses:
-        if name in case.resident or name == turn or name in alongside:
+        if name in case.resident or name in there:
             continue
         loads.append(name)
-        if name in case.alongside:
-            alongside.add(name)
-        else:
-            turn = name
+        if name not in case.alongside:
+            there = {
+                one
+                for one in there
+                if one in case.alongside or {one, name} <= case.together or (one, name) in case.stays
+            }
+        there.add(name)
     return loads
 
 

@@ -66,7 +66,7 @@ def tokenizer(*, begins: bool, length: int = 16) -> PreTrainedTokenizerFast:
     )
 
 
-def t5(kind: type = T5EncoderModel, width: int = 256) -> Any:
+def t5(kind: type = T5EncoderModel, width: int = 256, layers: int = 2) -> Any:
     config = {T5EncoderModel: T5Config, UMT5EncoderModel: UMT5Config}[kind]
     return kind(
         config(
@@ -74,7 +74,7 @@ def t5(kind: type = T5EncoderModel, width: int = 256) -> Any:
             d_model=width,
             d_kv=32,
             d_ff=2 * width,
-            num_layers=2,
+            num_layers=layers,
             num_heads=4,
             feed_forward_proj="gated-gelu",
             pad_token_id=0,
@@ -166,8 +166,8 @@ def wan() -> WanPipeline:
     )
 
 
-def stable_diffusion_3() -> StableDiffusion3Pipeline:
-    """Two CLIP encoders, a T5 encoder, a joint-attention transformer, a VAE."""
+def stable_diffusion_3(layers: int = 2) -> StableDiffusion3Pipeline:
+    """Two CLIP encoders, a T5 encoder of so many layers, a joint-attention transformer, a VAE."""
     torch.manual_seed(2)
     return quiet(
         StableDiffusion3Pipeline(
@@ -192,7 +192,7 @@ def stable_diffusion_3() -> StableDiffusion3Pipeline:
             tokenizer=tokenizer(begins=True),
             text_encoder_2=clip(CLIPTextModelWithProjection, width=128),
             tokenizer_2=tokenizer(begins=True),
-            text_encoder_3=t5(width=256),
+            text_encoder_3=t5(width=256, layers=layers),
             tokenizer_3=tokenizer(begins=False),
         )
     )

@@ -24,19 +24,23 @@ _ROWS = """
 errors
 protocols
 policy
-components/component components/wrappers components/tensors components/roster components/area components/patterns
-components/discovery components/recipes
+components/component components/wrappers components/tensors components/computed
+components/roster components/area components/patterns
+components/recipe components/omni_models components/discovery components/recipes
 residency/events residency/scope residency/threads residency/graph residency/book residency/turns residency/checks
-residency/switch residency/ledger
-transfer/device transfer/hostmemory transfer/masters transfer/arena transfer/cargo transfer/mover
+residency/order residency/switch residency/gate residency/nesting residency/ledger
+transfer/device transfer/hostmemory transfer/masters transfer/arena transfer/cargo
+transfer/ahead transfer/inspection transfer/staging transfer/mover
+loading/files loading/deferred loading/checkpoint loading/keys loading/build loading/fill loading/load
 report
-attach/hooks attach/methods attach/adapters attach/mixin attach/split attach/diffusers attach/fleet attach/pipeline
+attach/hooks attach/methods attach/adapters attach/mixin attach/split attach/diffusers attach/inventory attach/fleet
+attach/planning attach/pipeline
 models
 testing
 demo
 omni
-cli
 serve
+cli
 """
 HOUSE = _ROWS.split()
 
@@ -50,9 +54,9 @@ ACCELERATORS = {"cuda", "xpu", "mps", "npu", "hip"}
 _PUBLIC = """
 AbsentComponentError BudgetError Component ComponentNotFoundError DeclarationError InvariantError ModelError
 Offload OffloadPolicy OffloadScope Omni OmniComponentsError OmniOffloadMixin OmniOutput OwnershipError
-PolicyError ResidencyDeadlockError ResidencyEvent ResidencyLedger ResidencyTimeoutError ResidencyWarning
+PolicyError Recipe ResidencyDeadlockError ResidencyEvent ResidencyLedger ResidencyTimeoutError ResidencyWarning
 Role ScopeError SplitModel SupportsComponentDiscovery SupportsOmniOffload TransferError UnknownComponentError
-UnsupportedTensorError declares_components offload
+UnsupportedTensorError WeightsError declares_components load_components offload
 """
 PUBLIC = _PUBLIC.split()
 

@@ -262,7 +262,7 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch):
         assert (source, local_files_only) == ("nobody/nothing", False)
         raise OSError("Name or service\nnot known")
 
-    monkeypatch.setattr(DiffusionPipeline, "from_pretrained", unreachable)
+    monkeypatch.setattr(DiffusionPipeline, "download", unreachable)
     with pytest.raises(ModelError, match=r"service not known.*hf download nobody/nothing") as caught:
         Omni("nobody/nothing")
     assert "\n" not in str(caught.value)

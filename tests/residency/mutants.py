@@ -17,7 +17,9 @@ from omni_components.components.tensors import Member
 from omni_components.protocols import Moved
 from omni_components.residency.book import Book, Entry, State
 from omni_components.residency.events import Cause, EventKind
+from omni_components.residency.gate import Gate
 from omni_components.residency.ledger import ResidencyLedger
+from omni_components.residency.nesting import Nesting
 from omni_components.residency.scope import OffloadScope
 from omni_components.residency.switch import Switch
 from omni_components.residency.threads import ThreadStack
@@ -339,81 +341,81 @@ def lets_any_thread_close_a_scope(patch: pytest.MonkeyPatch) -> None:
 
 @fault(LEDGER, "I4")
 def lets_rivals_nest_although_refused(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ResidencyLedger, "_allow_nesting", lambda self, entry, stack: None)
+    patch.setattr(Nesting, "allow", lambda self, entry, stack: None)
 
 
 @fault(LEDGER, "the words")
 def warns_about_each_nesting(patch: pytest.MonkeyPatch) -> None:
-    allow = ResidencyLedger._allow_nesting
+    allow = Nesting.allow
 
-    def always(self: ResidencyLedger, entry: Entry, stack: ThreadStack) -> None:
+    def always(self: Nesting, entry: Entry, stack: ThreadStack) -> None:
         self._warned.clear()
         allow(self, entry, stack)
 
-    patch.setattr(ResidencyLedger, "_allow_nesting", always)
+    patch.setattr(Nesting, "allow", always)
 
 
 @fault(LEDGER, "I4")
 def loads_ahead_inside_a_rivals_scope(patch: pytest.MonkeyPatch) -> None:
     def load(self: ResidencyLedger, name: str, *, timeout: float | None = None) -> None:
         entry = self._book[name]
-        self._in_turn(lambda: self._switch.bring(entry, Cause.MANUAL), entry, timeout)
+        self._gate.in_turn(lambda: self._switch.bring(entry, Cause.MANUAL), entry, timeout)
 
     patch.setattr(ResidencyLedger, "load", load)
 
 
 @fault(LEDGER, "I4")
 def releases_what_is_in_use(patch: pytest.MonkeyPatch) -> None:
-    def send_home(self: ResidencyLedger, free_arena: bool) -> None:
+    def send_home(self: Switch, free_arena: bool) -> None:
         for entry in self._book.entries.values():
             if not entry.component.resident:
-                self._switch.evict(entry, Cause.RELEASE)
+                self.evict(entry, Cause.RELEASE)
 
-    patch.setattr(ResidencyLedger, "_send_home", send_home)
+    patch.setattr(Switch, "send_home", send_home)
 
 
 @fault(LEDGER, "the end of a request")
 def forgets_one_in_release(patch: pytest.MonkeyPatch) -> None:
-    def send_home(self: ResidencyLedger, free_arena: bool) -> None:
+    def send_home(self: Switch, free_arena: bool) -> None:
         free = [
             entry
             for entry in self._book.entries.values()
             if not entry.component.resident and not entry.scopes
         ]
         for entry in [one for one in free if one.state is State.DEVICE][1:]:
-            self._switch.evict(entry, Cause.RELEASE)
+            self.evict(entry, Cause.RELEASE)
 
-    patch.setattr(ResidencyLedger, "_send_home", send_home)
+    patch.setattr(Switch, "send_home", send_home)
 
 
 @fault(LEDGER, "residents")
 def releases_residents(patch: pytest.MonkeyPatch) -> None:
-    def send_home(self: ResidencyLedger, free_arena: bool) -> None:
+    def send_home(self: Switch, free_arena: bool) -> None:
         for entry in self._book.entries.values():
             if not entry.scopes:
-                self._switch.evict(entry, Cause.RELEASE)
+                self.evict(entry, Cause.RELEASE)
 
-    patch.setattr(ResidencyLedger, "_send_home", send_home)
+    patch.setattr(Switch, "send_home", send_home)
 
 
 @fault(LEDGER, "I4")
 def retires_what_is_in_use(patch: pytest.MonkeyPatch) -> None:
-    def strike(self: ResidencyLedger, gone: list[Entry]) -> None:
+    def strike(self: Switch, gone: list[Entry]) -> None:
         for entry in gone:
-            self._switch.evict(entry, Cause.MANUAL)
+            self.evict(entry, Cause.MANUAL)
         with self._mutex:
             self._book.strike(gone)
 
-    patch.setattr(ResidencyLedger, "_strike", strike)
+    patch.setattr(Switch, "strike", strike)
 
 
 @fault(LEDGER, "I5")
 def retires_without_bringing_home(patch: pytest.MonkeyPatch) -> None:
-    def strike(self: ResidencyLedger, gone: list[Entry]) -> None:
+    def strike(self: Switch, gone: list[Entry]) -> None:
         with self._mutex:
             self._book.strike([entry for entry in gone if not entry.scopes])
 
-    patch.setattr(ResidencyLedger, "_strike", strike)
+    patch.setattr(Switch, "strike", strike)
 
 
 @fault(LEDGER, "I3")
@@ -465,11 +467,12 @@ def tells_nobody_when_a_scope_closes(patch: pytest.MonkeyPatch) -> None:
     leave = ResidencyLedger.leave
 
     def silent(self: ResidencyLedger, scope: OffloadScope) -> None:
-        notify, self._changed.notify_all = self._changed.notify_all, lambda: None  # type: ignore[method-assign]
+        changed = self._gate.changed
+        notify, changed.notify_all = changed.notify_all, lambda: None  # type: ignore[method-assign]
         try:
             leave(self, scope)
         finally:
-            self._changed.notify_all = notify  # type: ignore[method-assign]
+            changed.notify_all = notify  # type: ignore[method-assign]
 
     patch.setattr(ResidencyLedger, "_unpin", unpin)
     patch.setattr(ResidencyLedger, "leave", silent)
@@ -498,10 +501,8 @@ def takes_every_wait_for_a_ring(patch: pytest.MonkeyPatch) -> None:
 
 @fault(TURNS, "timeouts")
 def waits_longer_than_allowed(patch: pytest.MonkeyPatch) -> None:
-    sleep = ResidencyLedger._sleep
-    patch.setattr(
-        ResidencyLedger, "_sleep", lambda self, waiter, timeout, start: sleep(self, waiter, None, start)
-    )
+    sleep = Gate._sleep
+    patch.setattr(Gate, "_sleep", lambda self, waiter, timeout, start: sleep(self, waiter, None, start))
 
 
 @fault(TURNS, "rings", named="test_a_ring_that_a_third_thread_closes_around_two_waiters_is_refused_too")
@@ -531,7 +532,7 @@ def once_waited_for_pins_that_nobody_needs_now(patch: pytest.MonkeyPatch) -> Non
 def once_brought_in_what_was_retired_meanwhile(patch: pytest.MonkeyPatch) -> None:
     """Found by reading: the waiter held on to the entry."""
 
-    def wait(self: ResidencyLedger, waiter: Any, timeout: float | None, first: bool, cause: Cause) -> None:
+    def wait(self: Gate, waiter: Any, timeout: float | None, first: bool, cause: Cause) -> None:
         waiters = self._turns.waiters
         waiters.insert(0 if first else len(waiters), waiter)
         try:
@@ -540,7 +541,7 @@ def once_brought_in_what_was_retired_meanwhile(patch: pytest.MonkeyPatch) -> Non
         finally:
             waiters.remove(waiter)
 
-    patch.setattr(ResidencyLedger, "_wait", wait)
+    patch.setattr(Gate, "_wait", wait)
 
 
 # --- movers ---------------------------------------------------------------------------------------------------

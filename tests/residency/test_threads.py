@@ -450,7 +450,7 @@ def test_who_waits_for_a_component_that_was_replaced_is_told() -> None:
     with rig.ledger._mutex:  # so that the waiter wakes after both
         rig.ledger._book.strike([rig.ledger._book["a"]])
         rig.ledger._book.admit([component("a")], rig.conflict)
-        rig.ledger._changed.notify_all()
+        rig.ledger._gate.changed.notify_all()
     with pytest.raises(ScopeError, match="replaced meanwhile"):
         other.end(5)
     held.let_go()

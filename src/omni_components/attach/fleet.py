@@ -11,10 +11,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from ..components.area import FixedArea
-from ..components.component import Component, Role, conflict
+from ..components.component import Component, conflict
 from ..components.discovery import SHARED, Declaration, Found, unwrapped
-from ..components.tensors import Extent, Slot, extents, overlapping, refuse_unmovable
 from ..errors import DeclarationError, OwnershipError, PolicyError
 from ..policy import OffloadPolicy
 from ..residency.ledger import ResidencyLedger
@@ -23,9 +21,11 @@ from ..transfer.device import backend_for, data_crosses, registrar_for
 from ..transfer.hostmemory import FileMappings, pinnable_bytes
 from ..transfer.masters import PinBudget, align
 from ..transfer.mover import ArenaMover
+from ..transfer.staging import STAGING_BYTES, Staging
 from .adapters import MergeWatch
 from .diffusers import announce
 from .hooks import CallHook, forget_compiled
+from .inventory import divide, record
 from .methods import Advised, EntryPoint, entry_points, other_methods
 from .split import bind, unbind
 
@@ -65,9 +65,11 @@ class Fleet:
     def __init__(self, device: torch.device, policy: OffloadPolicy, *, keep_arena: bool, owner: str) -> None:
         self.device = device
         self.policy = policy
-        self.mover = ArenaMover(backend_for(device), keep_arena=keep_arena and device.type != "cpu")
+        keep = keep_arena and device.type != "cpu"
+        self.mover = ArenaMover(backend_for(device), keep_arena=keep, ahead=bool(policy.prefetch))
         self.ledger = ResidencyLedger(self.mover, policy, owner=owner)
         self.attached: dict[str, Attached] = {}
+        self.notes: list[str] = []  # what was decided before anything moved
         self._everything: set[str] = set()
         self._merges = MergeWatch()
         self._crosses = data_crosses(device)
@@ -101,7 +103,7 @@ class Fleet:
             self.ledger.admit(components, self._conflict)
             undo.callback(self.ledger.retire, [one.name for one in components])
             self._make_masters(cargoes, components)
-            self.mover.arrange(self._swapped(), self._rivals)
+            self.mover.arrange(self._swapped(), self._rivals, self._limit())
             for one in components:
                 if one.resident:
                     self.ledger.load(one.name)
@@ -146,6 +148,8 @@ class Fleet:
         if not self.attached:
             self.mover.release_arena()
             self._merges.stop()
+            if self.mover.staging is not None:
+                self.mover.staging.close()
 
     # --- steps of taking on -------------------------------------------------------------------------------
 
@@ -173,37 +177,14 @@ class Fleet:
         return next(one for i in range(1, 10_000) if (one := name if i == 1 else f"{name}#{i}") not in taken)
 
     def _load_list(self, fresh: list[Found]) -> tuple[list[Cargo], list[Component]]:
-        """Cargo and records; tensors whose bytes two components share go to a resident of their own."""
-        owners: dict[tuple[int, str], set[int]] = {}
-        for found in fresh:
-            for slot in _slots(found):
-                owners.setdefault((id(slot.module), slot.name), set()).add(id(found))
-        runs: dict[int, list[list[Extent]]] = {id(found): [] for found in fresh}
-        shared: list[list[Extent]] = []
-        found_runs = list(overlapping(extents(slot for found in fresh for slot in found.area.slots())))
-        for run, keys in zip(found_runs, _together([_keys(run) for run in found_runs]), strict=True):
-            holders = {holder for key in keys for holder in owners[key]}
-            (runs[holders.pop()] if len(holders) == 1 else shared).append(run)
-        if shared:
-            fresh.append(self._shared(fresh, shared))
-            runs[id(fresh[-1])] = shared
+        """Cargo and records of what is new; a resident of what they share is added to it."""
+        runs = divide(fresh, self._free_name(SHARED, {}))
         cargoes = []
         for found in fresh:
             cargo = Cargo(found.name, found.area, crosses=self._crosses)
             cargo.declare(runs[id(found)])
             cargoes.append(cargo)
-        return cargoes, [_record(found, cargo) for found, cargo in zip(fresh, cargoes, strict=True)]
-
-    def _shared(self, fresh: list[Found], shared: list[list[Extent]]) -> Found:
-        # A module that lies in two components brings each of its slots twice.
-        slots = list(
-            {
-                (id(slot.module), slot.name): slot for run in shared for one in run for slot in one.slots
-            }.values()
-        )
-        for found in fresh:
-            found.area.leave_out(slots=slots)
-        return Found(self._free_name(SHARED, {}), Role.RESIDENT, True, FixedArea(slots), SHARED)
+        return cargoes, [record(found, runs[id(found)]) for found in fresh]
 
     def _make_masters(self, cargoes: list[Cargo], components: list[Component]) -> None:
         if self.device.type == "cpu":
@@ -217,8 +198,22 @@ class Fleet:
         budget = PinBudget(limit if self.policy.pin_memory else 0, self._registrar, pool)
         if not self.policy.pin_memory:
             budget.said = True  # as asked
+        mappings = self._mapped(cargoes, limit)
+        if mappings is not None and self.mover.staging is None:
+            largest = max(sum(align(one.nbytes) for one in cargo.groups) for cargo in cargoes)
+            slab = min(STAGING_BYTES, largest)
+            self.mover.staging = Staging(self.mover.backend, budget, mappings, slab)
         for cargo, component in zip(cargoes, components, strict=True):
-            cargo.master(None if component.resident else budget)
+            cargo.master(None if component.resident else budget, mappings)
+
+    def _mapped(self, cargoes: list[Cargo], limit: int) -> FileMappings | None:
+        """The pages of files in which weights stay, by the policy or because they would not fit elsewhere."""
+        if self.policy.masters == "pinned":
+            return None
+        mappings = FileMappings()
+        sizes = [one.nbytes for cargo in cargoes for one in cargo.groups if one.source.data_ptr() in mappings]
+        stay = self.policy.masters == "mapped" or sum(sizes) > min(limit, pinnable_bytes())
+        return mappings if sizes and stay else None
 
     def _attach(self, found: Found, component: Component, undo: ExitStack) -> Attached:
         attached = Attached(found, component)
@@ -229,7 +224,7 @@ class Fleet:
 
         for _, module in found.called:
             later(announce(unwrapped(module), self.device))
-            if not component.resident:
+            if not component.resident or found.planned:
                 self._hook(found, module, later)
         return attached
 
@@ -270,6 +265,12 @@ class Fleet:
     def _swapped(self) -> list[str]:
         return [one.name for one in self.ledger.components if not one.resident]
 
+    def _limit(self) -> int | None:
+        """Device bytes for those that take turns, if the policy says how many there are for all."""
+        if self.policy.device_memory is None:
+            return None
+        return self.policy.device_memory - sum(one.bytes for one in self.ledger.components if one.resident)
+
     def _leave(self, name: str) -> None:
         self.attached[name].users -= 1
 
@@ -283,8 +284,12 @@ class Fleet:
     ) -> None:
         everyone = {one.name: one for one in (*self.ledger.components, *components)}
         declared = [everyone[name] for name in names.values()]  # shared ones too
+        if any(found.planned for found in declaration.found):
+            return  # nothing has to be swapped
         if declaration.everything:
             self._everything |= {one.name for one in components}
+            if any(not one.resident for one in declared):
+                return  # even one alone goes home at the end of a diffusers pipeline's call
         if not any(self._conflict(one, other) for one in declared for other in everyone.values()):
             listed = ", ".join(f"{one.name} ({one.role})" for one in declared) or "nothing"
             raise DeclarationError(
@@ -332,36 +337,4 @@ def fleet_of(ledger: ResidencyLedger) -> Fleet:
 def _modules(found: Found) -> list[nn.Module]:
     return [unwrapped(module) for _, module in found.called] + (
         [found.split] if found.split is not None else []
-    )
-
-
-def _slots(found: Found) -> list[Slot]:
-    slots = list(found.area.slots())
-    for slot in slots:
-        refuse_unmovable(found.name, slot)
-    return slots
-
-
-def _keys(run: list[Extent]) -> set[tuple[int, str]]:
-    return {(id(slot.module), slot.name) for one in run for slot in one.slots}
-
-
-def _together(keys: list[set[tuple[int, str]]]) -> list[set[tuple[int, str]]]:
-    """Per run of bytes, the slots that move with it: a wrapper's inner tensors lie in several, and stay together."""
-    heads: dict[tuple[int, str], set[tuple[int, str]]] = {}
-    for one in keys:
-        joined = set(one).union(*(heads[key] for key in one if key in heads))
-        heads |= dict.fromkeys(joined, joined)
-    return [heads[next(iter(one))] for one in keys]
-
-
-def _record(found: Found, cargo: Cargo) -> Component:
-    return Component(
-        name=found.name,
-        role=found.role,
-        bytes=sum(align(group.nbytes) for group in cargo.groups),
-        tensors=cargo.tensors,
-        resident=found.resident,
-        model=found.model,
-        exclusive=found.exclusive,
     )

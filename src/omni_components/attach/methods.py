@@ -93,6 +93,25 @@ class EntryPoint(WrappedMethod):
             return self._original(*args, **kwargs)
 
 
+class TakesInputs(WrappedMethod):
+    """A method of a whole target: its tensor arguments are moved to the device; whoever computes opens scopes."""
+
+    def __init__(self, target: Any, name: str, device: torch.device) -> None:
+        super().__init__(target, name)
+        self._device: torch.device | None = device
+
+    def detach(self) -> None:
+        """Restore the method; a wrapper that others still hold calls it plainly."""
+        super().detach()
+        self._device = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The original method with its arguments where it computes."""
+        if self._device is not None:
+            args, kwargs = moved((args, kwargs), self._device)
+        return self._original(*args, **kwargs)
+
+
 class Advised(WrappedMethod):
     """A method that is no entry point: if it fails because its component is away, the error says so."""
 

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields as fields_of
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from ..components.component import Component
 from ..components.discovery import Declaration, discover, loose_tensors, unwrapped
+from ..components.omni_models import recipe_for
+from ..components.recipe import Recipe
 from ..components.recipes import follows_its_sequence, from_diffusers, is_diffusers_pipeline
 from ..errors import DeclarationError, PolicyError, ResidencyWarning, ScopeError, UnknownComponentError
 from ..policy import OffloadPolicy
@@ -25,7 +27,9 @@ from ..residency.scope import OffloadScope
 from ..transfer.device import moving, resolve_device
 from .diffusers import adapt, refuse_other_offload
 from .fleet import Fleet, fleet_of
+from .methods import TakesInputs
 from .mixin import HANDLE, OmniOffloadMixin
+from .planning import check_order, plan
 
 _DELEGATING: set[int] = set()
 _LEDGER_FIELDS = (  # of a policy; the others are about the target's own components
@@ -35,6 +39,7 @@ _LEDGER_FIELDS = (  # of a policy; the others are about the target's own compone
     "exclusive_encoders",
     "arena",
     "device_memory",
+    "prefetch",
     "timeout",
     "history",
 )
@@ -44,18 +49,21 @@ def offload(
     target: Any,
     device: torch.device | str | None = None,
     *,
-    policy: OffloadPolicy | None = None,
+    policy: OffloadPolicy | Literal["auto"] | None = None,
     ledger: ResidencyLedger | None = None,
+    recipe: Recipe | None = None,
     **fields: Any,
 ) -> Offload:
     """Keep exactly one of each exclusive set of a target's components on the device.
 
     Args:
         target: A pipeline with the lists of ``SupportsComponentDiscovery``, a ``SplitModel``, any diffusers
-            pipeline, or whatever brings ``enable_omni_model_cpu_offload`` itself.
+            pipeline, an omni model of transformers that there is a recipe for, or whatever brings
+            ``enable_omni_model_cpu_offload`` itself.
         device: Where it computes; ``None`` takes the accelerator if there is one, else the CPU.
-        policy: How components take turns.
+        policy: How components take turns; ``"auto"`` is ``OffloadPolicy(mode="auto")``: only if they have to.
         ledger: Another handle's ledger, to share it: modules that both declare are one component.
+        recipe: The declaration of a target whose class cannot be changed; it goes before what the class says.
         **fields: Single fields of the policy, such as ``vae="exclusive"``.
 
     Returns:
@@ -74,12 +82,12 @@ def offload(
     place = resolve_device(device)
     existing: Offload | None = vars(target).get(HANDLE)
     if existing is not None and existing.enabled:
-        if existing.serves(place, wanted, ledger):
+        if existing.serves(place, wanted, ledger, recipe):
             return existing
         existing.disable()
-    if _brings_its_own(target):
+    if recipe is None and _brings_its_own(target):
         return _delegated(target, place, wanted, ledger)
-    return _enable(target, place, wanted, ledger)
+    return _enable(target, place, wanted, ledger, recipe)
 
 
 class Offload:
@@ -96,6 +104,7 @@ class Offload:
         self._fleet = fleet
         self._names: dict[str, str] = {}
         self._modules: list[torch.nn.Module] = []
+        self._recipe: Recipe | None = None
         self._undo = ExitStack()
         self.execution_device = device
         self.policy = policy
@@ -133,7 +142,9 @@ class Offload:
             return self._last_report
         if self._fleet is None:
             return ResidencyReport.empty(str(self.execution_device))
-        return ResidencyReport.of(self.ledger, self._fleet.mover.facts(), str(self.execution_device))
+        mover = self._fleet.mover
+        notes = (*self._fleet.notes, *mover.what_hinders_prefetch())
+        return ResidencyReport.of(self.ledger, mover.facts(), str(self.execution_device), notes)
 
     # --- what it does -------------------------------------------------------------------------------------
 
@@ -205,10 +216,17 @@ class Offload:
         for one in movable:
             one.to(device)
 
-    def serves(self, device: torch.device, policy: OffloadPolicy, ledger: ResidencyLedger | None) -> bool:
+    def serves(
+        self,
+        device: torch.device,
+        policy: OffloadPolicy,
+        ledger: ResidencyLedger | None,
+        recipe: Recipe | None,
+    ) -> bool:
         """Whether it already is what a second ``offload()`` asks for."""
         same_ledger = ledger is None or (self._fleet is not None and ledger is self._fleet.ledger)
-        return same_ledger and device == self.execution_device and policy == self.policy
+        same_recipe = recipe is None or recipe == self._recipe
+        return same_ledger and same_recipe and device == self.execution_device and policy == self.policy
 
     def __enter__(self) -> Offload:
         return self
@@ -249,26 +267,42 @@ def _no_handle() -> None:
 
 
 def _enable(
-    target: Any, device: torch.device, policy: OffloadPolicy, ledger: ResidencyLedger | None
+    target: Any,
+    device: torch.device,
+    policy: OffloadPolicy,
+    ledger: ResidencyLedger | None,
+    recipe: Recipe | None,
 ) -> Offload:
-    declaration = from_diffusers(target, policy) if follows_its_sequence(target) else discover(target, policy)
+    recipe = recipe or recipe_for(target)
+    if recipe is None and follows_its_sequence(target):
+        declaration = from_diffusers(target, policy)
+    else:
+        declaration = discover(target, policy, recipe)
     for found in declaration.found:
         for path, module in [
             *found.called,
             *([(found.model, found.split)] if found.split is not None else []),
         ]:
             refuse_other_offload(path, module)
-    _warn_of_loose_tensors(declaration)  # before anything is touched: a warning may be an error
+    _warn_of_loose_tensors(declaration, recipe)  # before anything is touched: a warning may be an error
+    decided = plan(declaration, device, policy)
     fleet = _fleet(declaration, device, policy, ledger)
+    check_order(declaration, policy, fleet)
     handle = Offload(target, device, policy, fleet)
+    handle._recipe = recipe
     with moving():  # else masters made under inference mode could not be written later
         handle._names = fleet.take_on(declaration)
+        fleet.notes += [decided] if decided is not None else []
         handle.enabled = True
         try:
             handle._modules = [module for found in declaration.found for _, module in found.called]
             handle._modules += [found.split for found in declaration.found if found.split is not None]
             if is_diffusers_pipeline(target):
                 handle._undo.callback(adapt(target, fleet.ledger))
+            for name in recipe.methods if recipe is not None else ():
+                wrapper = TakesInputs(target, name, device)
+                handle._undo.callback(wrapper.detach)
+                wrapper.attach()
             vars(target)[HANDLE] = handle
         except BaseException:
             handle.disable()
@@ -292,8 +326,9 @@ def _fleet(
     return fleet
 
 
-def _warn_of_loose_tensors(declaration: Declaration) -> None:
-    loose = loose_tensors(declaration.found)
+def _warn_of_loose_tensors(declaration: Declaration, recipe: Recipe | None) -> None:
+    scratch = recipe.scratch if recipe is not None else ()
+    loose = [path for path in loose_tensors(declaration.found) if path.rpartition(".")[2] not in scratch]
     if loose:
         shown = ", ".join(loose[:5]) + (f" and {len(loose) - 5} more" if len(loose) > 5 else "")
         text = f"{declaration.owner}: tensors that are neither parameters nor buffers stay where they are: {shown}. "
@@ -333,7 +368,10 @@ def _delegated(
     roles = {} if policy.offload_components is None else {"offload_components": policy.offload_components}
     _DELEGATING.add(id(target))
     try:
-        target.enable_omni_model_cpu_offload(device=device, pin_memory=policy.pin_memory, **roles)
+        # `use_hsdp` has no default in vLLM-Omni's protocol.
+        target.enable_omni_model_cpu_offload(
+            device=device, pin_memory=policy.pin_memory, use_hsdp=False, **roles
+        )
     finally:
         _DELEGATING.discard(id(target))
     inner: Offload | None = vars(target).get(HANDLE)

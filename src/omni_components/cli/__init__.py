@@ -1,4 +1,4 @@
-"""The command line: ``omni-components demo``, ``run`` and ``doctor``.
+"""The command line: ``omni-components demo``, ``run``, ``plan``, ``doctor`` and ``serve``.
 
 What is heavy (the demo, rich, matplotlib) is imported inside the commands, so that ``--help`` need not wait for it.
 """
@@ -12,7 +12,9 @@ import typer
 from .demo import demo
 from .doctor import doctor
 from .one_line import PROGRAM, OneLineErrors
+from .plan import plan
 from .run import run
+from .serve import serve
 
 app = typer.Typer(
     name=PROGRAM,
@@ -48,7 +50,7 @@ def root(
         typer.echo(context.get_help())
 
 
-for command in (demo, run, doctor):
+for command in (demo, run, plan, doctor, serve):
     app.command()(command)
 
 

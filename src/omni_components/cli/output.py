@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,6 +59,29 @@ def step_bar(title: str) -> Progress:
         TimeElapsedColumn(),
     )
     return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+@contextmanager
+def loading_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar over the bytes of weights, on stderr; nothing where that is no terminal.
+
+    Yields:
+        What is to be called with the bytes that are there, and the bytes in all.
+    """
+    # Imported here: --help need not wait for it.
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def show_report(report: ResidencyReport) -> None:

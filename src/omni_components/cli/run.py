@@ -16,7 +16,7 @@ from ..report.files import written_whole
 from .checks import check_seed, check_steps, checked_device
 from .interrupts import Interrupts
 from .media import Format, format_of, refuse_what_it_does_not_make
-from .output import show_files, show_report, step_bar, write_errors
+from .output import loading_bar, show_files, show_report, step_bar, write_errors
 
 if TYPE_CHECKING:
     import torch
@@ -223,12 +223,9 @@ def _generated(asked: _Request, out: Path, interrupts: Interrupts) -> tuple[Omni
 
 @contextmanager
 def _loaded(asked: _Request) -> Iterator[Omni]:
-    # Imported here: --help need not wait for it.
-    from rich.console import Console
+    from ..omni import Omni  # imported here: --help need not wait for it
 
-    from ..omni import Omni
-
-    with Console(stderr=True).status(f"loading {asked.model}"), _told(asked.model):
+    with loading_bar(f"loading {asked.model}") as on_bytes, _told(asked.model):
         try:
             omni = Omni(
                 asked.model,
@@ -236,6 +233,7 @@ def _loaded(asked: _Request) -> Iterator[Omni]:
                 device=asked.device,
                 dtype=asked.dtype,
                 local_files_only=asked.local,
+                on_bytes=on_bytes,
             )
         except ModelError as error:
             raise typer.BadParameter(str(error), param_hint="MODEL") from error

@@ -32,6 +32,10 @@ class Component:
         model: Path of the module whose parts conflict with each other; the module's own path for a module.
         exclusive: It takes turns with others. If not, it conflicts with nothing: it comes at its first use and
             leaves at ``release()``.
+        beside: Encoders of a diffusers pipeline that it may stand beside: together they need no more room than
+            the largest of those that take turns.
+        clears: Components that go home when it is used, although they do not conflict: when they come back, it
+            stays. In a diffusers pipeline, those of its role that come before it in the order; for the last, all.
     """
 
     name: str
@@ -41,6 +45,8 @@ class Component:
     resident: bool = False
     model: str = ""
     exclusive: bool = True
+    beside: frozenset[str] = frozenset()
+    clears: frozenset[str] = frozenset()
 
 
 def conflict(
@@ -55,12 +61,14 @@ def conflict(
         one: A component.
         other: Another component.
         exclusive_encoders: Encoders exclude each other too.
-        everything: Every swappable component excludes every other (a diffusers pipeline without lists).
+        everything: Every swappable component excludes every other (a diffusers pipeline without lists), save
+            encoders that say of each other that they may stand beside each other.
     """
     if one.resident or other.resident or one.name == other.name:
         return False
-    if not (one.exclusive and other.exclusive):
+    if not (one.exclusive and other.exclusive) or one.name in other.clears or other.name in one.clears:
         return False
     if one.role is Role.ENCODER and other.role is Role.ENCODER:
-        return exclusive_encoders or everything
+        together = one.name in other.beside and other.name in one.beside
+        return exclusive_encoders or (everything and not together)
     return True

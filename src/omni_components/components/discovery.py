@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from ..policy import OffloadPolicy
 from .area import Area, FixedArea
 from .component import Role
 from .patterns import parts_of, rest_of
+from .recipe import Recipe
+from .tensors import extents, overlapping, refuse_unmovable, span
 
 LISTS = {
     "_dit_modules": Role.DIT,
@@ -51,6 +54,9 @@ class Found:
         part: For a part, the name under which the model opens its scope.
         entry_points: Methods that the policy declares for it.
         exclusive: It takes turns with others.
+        beside: Encoders that it may stand beside although everything else excludes it.
+        planned: It would take turns, and is resident because everything fits.
+        clears: Those that go home when it is used, although they do not exclude it.
     """
 
     name: str
@@ -63,6 +69,9 @@ class Found:
     part: str = ""
     entry_points: tuple[str, ...] = ()
     exclusive: bool = True
+    beside: list[Found] = field(default_factory=list)
+    planned: bool = False
+    clears: list[Found] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -97,15 +106,18 @@ def is_split(module: object) -> bool:
     return isinstance(module, nn.Module) and bool(getattr(module, "_offload_components", None))
 
 
-def discover(target: Any, policy: OffloadPolicy) -> Declaration:
-    """The components of a pipeline with lists, or of a split model.
+def discover(target: Any, policy: OffloadPolicy, recipe: Recipe | None = None) -> Declaration:
+    """The components of a pipeline with lists, of a split model, or of whatever there is a recipe for.
 
     Raises:
         DeclarationError: What is declared cannot be carried out; it names the path.
     """
     owner = type(target).__name__
-    if declares_components(target):
-        found = list(_declared(target, owner, policy))
+    if recipe is not None:
+        policy = OffloadPolicy.of(policy, {"entry_points": {**recipe.entry_points, **policy.entry_points}})
+        found = list(_declared(target, SimpleNamespace(**recipe.lists()), owner, policy))
+    elif declares_components(target):
+        found = list(_declared(target, target, owner, policy))
     elif is_split(target):
         found = list(_parts(unwrapped(target), "", owner, policy))
     else:
@@ -113,7 +125,8 @@ def discover(target: Any, policy: OffloadPolicy) -> Declaration:
             owner,
             "declares no components.",
             "Give it the lists _dit_modules, _encoder_modules and _vae_modules, or make it a SplitModel with "
-            "_offload_components; a diffusers pipeline needs neither.",
+            "_offload_components; a diffusers pipeline needs neither. For a class that you cannot change: "
+            "offload(..., recipe=Recipe(...)).",
         )
     return finish(Declaration(owner, found), target, policy)
 
@@ -131,6 +144,30 @@ def finish(declaration: Declaration, target: Any, policy: OffloadPolicy) -> Decl
     return declaration
 
 
+def seat_encoders(found: Iterable[Found]) -> None:
+    """Let the encoders that take turns stand beside each other if all fit into the room of the largest member.
+
+    Guidance asks all encoders for the prompt, then all of them again: one at a time, each would be loaded twice.
+    Together they never need more than the largest member does, and the peak stays what it was.
+    """
+    turns = [one for one in found if one.exclusive and not one.resident]
+    encoders = [one for one in turns if one.role is Role.ENCODER]
+    if len(encoders) < 2:
+        return  # nobody to stand beside
+    sizes = {id(one): _device_bytes(one) for one in turns}
+    if sum(sizes[id(one)] for one in encoders) <= max(sizes.values()):
+        for one in encoders:
+            one.beside = [other for other in encoders if other is not one]
+
+
+def _device_bytes(found: Found) -> int:
+    """What a component takes on the device: its bytes, each once, every group of them aligned."""
+    slots = list(found.area.slots())
+    for slot in slots:
+        refuse_unmovable(found.name, slot)
+    return sum(span(run) for run in overlapping(extents(slots)))
+
+
 def unwrapped(module: Any) -> Any:
     """The module inside a ``torch.compile`` wrapper, for naming and weights."""
     while isinstance(module, nn.Module) and isinstance(module._modules.get("_orig_mod"), nn.Module):
@@ -141,10 +178,10 @@ def unwrapped(module: Any) -> Any:
 # --- paths ----------------------------------------------------------------------------------------------
 
 
-def _declared(target: Any, owner: str, policy: OffloadPolicy) -> Iterator[Found]:
+def _declared(target: Any, lists: Any, owner: str, policy: OffloadPolicy) -> Iterator[Found]:
     taken: dict[int, tuple[str, Role]] = {}
     for attribute, role in LISTS.items():
-        for path in _paths(target, attribute, owner):
+        for path in _paths(lists, attribute, owner):
             modules = _modules_at(target, path, owner)
             if not modules or not _first_claim(modules, path, role, taken):
                 continue  # None: an optional part this checkpoint lacks; or the same module under a second name

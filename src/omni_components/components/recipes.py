@@ -9,7 +9,7 @@ from torch import nn
 from ..errors import DeclarationError
 from ..policy import OffloadPolicy
 from .component import Role
-from .discovery import Declaration, Found, components_of, declares_components, finish
+from .discovery import Declaration, Found, components_of, declares_components, finish, seat_encoders
 
 # Methods besides ``forward`` through which pipelines use components; each opens a scope where it exists.
 ENTRY_POINTS = (
@@ -39,10 +39,14 @@ def follows_its_sequence(target: object) -> bool:
 def from_diffusers(pipeline: Any, policy: OffloadPolicy) -> Declaration:
     """The components of a diffusers pipeline: those of ``model_cpu_offload_seq`` first, then the others.
 
-    Those of the sequence all exclude each other, VAEs too. What is not in it runs in alternation with what is,
-    as a ControlNet does before every step of its UNet: it comes at its first call and stays to the end of the
-    request. Of these, ``_exclude_from_cpu_offload`` is resident. So a pipeline never needs more room than with
-    diffusers' own offload, which treats the three kinds alike.
+    An encoder and a DiT of the sequence exclude each other. Whoever is called sends those of its role home that stand
+    before it in the sequence, and the last, mostly a VAE, sends all of them home; but when these come back, it
+    stays (not a VAE with ``vae="exclusive"``, nor encoders with ``exclusive_encoders``). So one is there at a time while a pipeline goes through its sequence, and nothing travels twice where
+    it goes back and forth: a picture that the VAE encodes first, an expert after another at each step. Encoders
+    that fit together into the room of the largest stay together: see :func:`~.discovery.seat_encoders`. What is not
+    in the sequence, such as most ControlNets, comes at its first call and stays to the end of the request;
+    of these, ``_exclude_from_cpu_offload`` is resident. diffusers' own offload keeps all that is kept here, and
+    more: a pipeline never needs more room than with it, and never moves more.
 
     Raises:
         DeclarationError: The pipeline says nothing about offload, or has no component.
@@ -55,18 +59,35 @@ def from_diffusers(pipeline: Any, policy: OffloadPolicy) -> Declaration:
         raise DeclarationError(owner, problem, "Give it _dit_modules, _encoder_modules and _vae_modules.")
     excluded = set(getattr(pipeline, "_exclude_from_cpu_offload", None) or ())
     order = [name for name in sequence.split("->") if name in modules]
-    order = order if len(order) > 1 else list(modules)
+    order = order if len(order) > 1 else sorted(modules, key=lambda name: _role(name) is Role.VAE)
     found: list[Found] = []
     seen: set[int] = set()
     for name in [*order, *(name for name in modules if name not in order)]:
         if id(modules[name]) in seen:
             continue  # one module under two names
         seen.add(id(modules[name]))
+        if name not in {*order, *excluded} and type(modules[name]).forward is nn.Module.forward:
+            continue  # it is never called itself: the pipeline moves it about, as Cosmos does with its guardrail
         role = Role.RESIDENT if name in excluded and name not in order else _role(name)
         for one in components_of(name, role, [(name, modules[name])], owner, _swapping_vaes(policy)):
             one.exclusive = name in order
             found.append(one)
-    return finish(Declaration(owner, found, everything=True), pipeline, policy)
+    declaration = finish(Declaration(owner, found, everything=True), None, policy)
+    turns = [one for one in declaration.found if one.exclusive and not one.resident]
+    if not policy.exclusive_encoders:
+        seat_encoders(turns[:-1])
+    for place, one in enumerate(turns):
+        one.clears = [other for other in turns[:place] if _stays(one, other, turns, policy)]
+    return declaration
+
+
+def _stays(later: Found, earlier: Found, turns: list[Found], policy: OffloadPolicy) -> bool:
+    """Whether the later of two in the sequence stays when the earlier one comes back."""
+    if later is turns[-1]:
+        return later.role is not Role.VAE or policy.vae != "exclusive"
+    if later.role is Role.ENCODER:
+        return earlier.role is Role.ENCODER and earlier not in later.beside and not policy.exclusive_encoders
+    return later.role is earlier.role
 
 
 def _role(name: str) -> Role:

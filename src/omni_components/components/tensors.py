@@ -314,8 +314,8 @@ def _extent(tensor: torch.Tensor, slot: Slot, path: str) -> Extent:
     low = int(tensor.storage_offset()) * size
     reach = sum((count - 1) * stride for count, stride in zip(tensor.shape, tensor.stride(), strict=True))
     high = low + (reach + 1) * size if tensor.numel() else low
-    # An empty tensor has no address: it is alone in its group.
-    place = storage.data_ptr() if storage.nbytes() else -id(tensor)
+    # An empty tensor has no address: it is alone in its group. One without memory (a plan's) is known by its storage.
+    place = -id(tensor) if not storage.nbytes() else storage._cdata if tensor.is_meta else storage.data_ptr()
     return Extent((str(tensor.device), place), low, high, tensor, [slot], path)
 
 
@@ -333,6 +333,18 @@ def overlapping(found: Iterable[Extent]) -> Iterator[list[Extent]]:
         yield run
 
 
+def span(run: Iterable[Extent]) -> int:
+    """Bytes that a group of these extents takes on the device, the rounding up to the next place included."""
+    low, high = _reach(run)
+    return -(-(high - low) // ALIGNMENT) * ALIGNMENT
+
+
+def _reach(run: Iterable[Extent]) -> tuple[int, int]:
+    """From where to where the extents reach; it starts at a multiple of every element size."""
+    run = list(run)
+    return min(one.low for one in run) // 16 * 16, max(one.high for one in run)
+
+
 def make_group(
     run: list[Extent], *, crosses: bool, partners: Mapping[int, torch.Tensor] | None = None
 ) -> Group:
@@ -343,8 +355,7 @@ def make_group(
         crosses: Whether ``.data =`` can carry a host tensor object to the device and back.
         partners: The object of the other side for tensors (by ``id``) that have one already.
     """
-    low = min(one.low for one in run) // 16 * 16  # a multiple of every element size
-    high = max(one.high for one in run)
+    low, high = _reach(run)
     members = []
     for one in run:
         tensor = one.tensor

@@ -91,6 +91,7 @@ class DemoPipeline(nn.Module):
         *,
         steps: int = 24,
         seed: int = 0,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
         guidance_scale: float = 2.5,
         callback: Callable[[int, int], None] | None = None,
     ) -> DemoOutput:
@@ -100,20 +101,24 @@ class DemoPipeline(nn.Module):
             prompt: one prompt or several; see `omni_components.demo.text` for the words.
             steps: denoising steps, at least 1; 16 to 32 are good.
             seed: fixes the noise, and so the picture; on another device it is the same to rounding.
+            generator: draws the noise in place of `seed`, on the CPU; several are one per prompt, so that each
+                picture is the one that its prompt and its generator give alone, to rounding.
             guidance_scale: 1 follows the prompt as trained, more follows it harder.
             callback: called after each step with the steps done and the steps in all.
 
         Raises:
             PromptError: a prompt is empty or holds a word that is not known.
-            ValueError: `steps` is below 1, or there is no prompt.
+            ValueError: `steps` is below 1, there is no prompt, or not one generator per prompt.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         if steps < 1 or not prompts:
             raise ValueError(f"{steps} steps for {len(prompts)} prompts; at least one of each is needed")
         phrases = [parse_prompt(text) for text in prompts]
         digits = [phrase for line in phrases for phrase in line]
-        memory = self._read(digits)
-        latents = self._denoise(memory, self._draw_noise(len(digits), seed), steps, guidance_scale, callback)
+        if generator is None:
+            generator = torch.Generator("cpu").manual_seed(seed)
+        noise = self._draw_noise([len(line) for line in phrases], generator)
+        latents = self._denoise(self._read(digits), noise, steps, guidance_scale, callback)
         ink = self.vae.decode(latents)[:, 0].cpu()
         pictures = [render_digits(part) for part in torch.split(ink, [len(line) for line in phrases])]
         return DemoOutput(images=pictures, phrases=phrases, ink=ink)
@@ -124,11 +129,22 @@ class DemoPipeline(nn.Module):
         device: torch.device | None = getattr(self, "_execution_device", None)
         return device or self.vae.latent_mean.device
 
-    def _draw_noise(self, count: int, seed: int) -> Tensor:
+    def _draw_noise(
+        self, counts: Sequence[int], generator: torch.Generator | Sequence[torch.Generator]
+    ) -> Tensor:
         # On the CPU, so that a seed means the same noise on every device.
-        generator = torch.Generator("cpu").manual_seed(seed)
-        shape = (count, *self.transformer.latent_shape)
-        return torch.randn(shape, generator=generator, device="cpu").to(self._device())
+        if isinstance(generator, torch.Generator):
+            counts, generator = [sum(counts)], [generator]
+        if len(generator) != len(counts):
+            raise ValueError(
+                f"{len(generator)} generators for {len(counts)} prompts; one per prompt is needed"
+            )
+        shape = self.transformer.latent_shape
+        noise = [
+            torch.randn((count, *shape), generator=one, device="cpu")
+            for count, one in zip(counts, generator, strict=True)
+        ]
+        return torch.cat(noise).to(self._device())
 
     def _read(self, digits: Sequence[Phrase]) -> PromptMemory:
         """One text encoder phase and one reasoner phase, for all digits and, last, the empty prompt."""

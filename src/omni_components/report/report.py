@@ -32,6 +32,10 @@ class ComponentRow:
         bytes_in: Bytes over the link towards the device, for loads that succeeded.
         bytes_out: Bytes over the link towards the host, for tensors that changed on the device.
         waited: Seconds that threads waited for its turn.
+        prefetched: How often it was copied ahead.
+        prefetch_wasted: Of these, how often for nothing: someone else came, or its master changed meanwhile.
+        prefetch_failed: How often copying it ahead failed; nobody noticed but the report.
+        bytes_wasted: Bytes over the link for what was wasted; they are among ``bytes_in``.
     """
 
     name: str
@@ -44,6 +48,10 @@ class ComponentRow:
     bytes_in: int
     bytes_out: int
     waited: float
+    prefetched: int = 0
+    prefetch_wasted: int = 0
+    prefetch_failed: int = 0
+    bytes_wasted: int = 0
 
     @classmethod
     def of(cls, component: Component, size: int, totals: Totals) -> ComponentRow:
@@ -69,6 +77,7 @@ class ResidencyReport:
         facts: What the mover adds.
         events: The history, oldest first.
         taken_at: ``time.perf_counter()`` when the report was made.
+        notes: What was decided when it was enabled, and what stands in the way of a wish, in words.
     """
 
     device: str
@@ -78,9 +87,12 @@ class ResidencyReport:
     facts: MoverFacts
     events: tuple[ResidencyEvent, ...]
     taken_at: float
+    notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, ledger: ResidencyLedger, facts: MoverFacts, device: str) -> ResidencyReport:
+    def of(
+        cls, ledger: ResidencyLedger, facts: MoverFacts, device: str, notes: tuple[str, ...] = ()
+    ) -> ResidencyReport:
         """The report of a ledger as it is now."""
         history = ledger.history
         return cls(
@@ -94,6 +106,7 @@ class ResidencyReport:
             facts=facts,
             events=tuple(history),
             taken_at=time.perf_counter(),
+            notes=notes,
         )
 
     @classmethod
@@ -138,6 +151,7 @@ class ResidencyReport:
             "thrash": [asdict(one) | {"pair": list(one.pair)} for one in self.thrash],
             "events": [asdict(one) | {"kind": str(one.kind), "cause": str(one.cause)} for one in self.events],
             "taken_at": self.taken_at,
+            "notes": list(self.notes),
         }
 
     def __repr__(self) -> str:  # the dataclass's own would print the whole history

@@ -16,8 +16,8 @@ class Span:
 
     Attributes:
         component: Who.
-        start: When its load began: from here on its device bytes are reserved.
-        ready: When its load ended.
+        start: When its load began, be it ahead: from here on its device bytes are reserved.
+        ready: When its load ended; one that was copied ahead is ready when it is asked for.
         end: When it was evicted, or the end of the record if it is still there.
         cause: Who asked for the load; ``None`` if it was loaded before the oldest event kept.
     """
@@ -56,19 +56,19 @@ def spans(events: Iterable[ResidencyEvent], *, until: float | None = None) -> li
         until: When the record ends; default: with its last event.
     """
     seen = list(events)
-    loads: dict[str, ResidencyEvent] = {}
+    loads: dict[str, tuple[ResidencyEvent, ResidencyEvent]] = {}  # the first and the last of a stay
     begin = starts_at(seen)
     last_end: dict[str, float] = {}
     found = []
     for event in seen:
         if event.kind is EventKind.LOAD:
-            loads[event.component] = event
+            loads[event.component] = (loads.get(event.component, (event,))[0], event)
         elif event.kind is EventKind.EVICT:
             earliest = last_end.get(event.component, begin)
             found.append(_span(event.component, loads.pop(event.component, None), earliest, event.at))
             last_end[event.component] = event.at
     end = ends_at(seen, until)
-    found += [_span(name, load, begin, max(end, load.at)) for name, load in loads.items()]
+    found += [_span(name, pair, begin, max(end, pair[1].at)) for name, pair in loads.items()]
     return sorted(found, key=lambda one: (one.start, one.end))
 
 
@@ -105,10 +105,13 @@ def ends_at(events: Sequence[ResidencyEvent], until: float | None) -> float:
     return last if until is None else max(last, until)
 
 
-def _span(name: str, load: ResidencyEvent | None, earliest: float, end: float) -> Span:
-    if load is None:
+def _span(
+    name: str, loads: tuple[ResidencyEvent, ResidencyEvent] | None, earliest: float, end: float
+) -> Span:
+    if loads is None:
         return Span(component=name, start=earliest, ready=earliest, end=end, cause=None)
-    return Span(component=name, start=load.at - load.seconds, ready=load.at, end=end, cause=load.cause)
+    first, last = loads
+    return Span(component=name, start=first.at - first.seconds, ready=last.at, end=end, cause=last.cause)
 
 
 class _Pile:

@@ -23,6 +23,8 @@ THRASH = (
     "Finish the work of one before the other starts; end each request with handle.release()."
 )
 
+AHEAD = "prefetch: {copied} copied ahead, {wasted} of them for nothing ({size}); {failed} failed"
+
 
 def as_text(report: ResidencyReport) -> str:
     """The table and the lines below it as plain text."""
@@ -113,6 +115,14 @@ def _lines(report: ResidencyReport) -> Iterator[tuple[str, str]]:
         "",
     )
     yield BINDINGS.get(facts.binding, f"tensors cross by {facts.binding}"), ""
+    copied = sum(row.prefetched for row in report.rows)
+    failed = sum(row.prefetch_failed for row in report.rows)
+    if copied or failed:
+        wasted = sum(row.prefetch_wasted for row in report.rows)
+        size = format_bytes(sum(row.bytes_wasted for row in report.rows))
+        yield AHEAD.format(copied=copied, wasted=wasted, size=size, failed=failed), ""
+    for note in report.notes:
+        yield note, ""
     for one in report.thrash:
         size = format_bytes(one.bytes)
         yield THRASH.format(one=one.pair[0], other=one.pair[1], reloads=one.reloads, size=size), "bold yellow"

@@ -66,9 +66,12 @@ class _Watch:
         self._leaving: list[str] = []  # evicted for the load that comes next
         self._away: dict[str, _Absence] = {}
         self._rivals: set[tuple[str, ...]] = set()
+        self._ahead: dict[str, int] = {}
 
     def see(self, event: ResidencyEvent) -> None:
-        if event.kind is EventKind.LOAD:
+        if event.cause is Cause.PREFETCH:
+            self._ahead[event.component] = event.bytes  # it displaces nobody until it is asked for
+        elif event.kind is EventKind.LOAD:
             self._load(event)
         elif event.kind is EventKind.EVICT and event.cause is not Cause.RELEASE:
             self._leaving.append(event.component)
@@ -81,7 +84,7 @@ class _Watch:
             self._leaving.clear()  # whoever they made room for has not come
 
     def _load(self, event: ResidencyEvent) -> None:
-        name = event.component
+        name, size = event.component, event.bytes + self._ahead.pop(event.component, 0)
         for left in self._leaving:
             self._rivals.add(_pair(left, name))
             self._away[left] = _Absence(name)
@@ -91,8 +94,8 @@ class _Watch:
             other.since.add(name)
         if absence is not None and not self._others(name, absence):
             pair = _pair(name, absence.by)
-            reloads, size = self.cost.get(pair, (0, 0))
-            self.cost[pair] = (reloads + 1, size + event.bytes)
+            reloads, moved = self.cost.get(pair, (0, 0))
+            self.cost[pair] = (reloads + 1, moved + size)
 
     def _others(self, name: str, absence: _Absence) -> bool:
         """Whether a third one, rival of both, had the device meanwhile."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..residency.events import EventKind
+from ..residency.events import Cause, EventKind
 from .files import written_whole
 from .spans import ends_at, spans, starts_at
 
@@ -79,16 +79,19 @@ class _Tracer:
 
     def stays(self) -> Iterator[dict[str, Any]]:
         """Who was there from when to when, each with its load and its eviction."""
-        loads = (one for one in self._events if one.kind is EventKind.LOAD)
-        sizes = {(one.component, one.at): one.bytes for one in loads}
-        for one in spans(self._events, until=self._report.taken_at):
-            track = self._tracks[one.component]
-            cause = "before the record" if one.cause is None else str(one.cause)
-            yield self._complete(one.component, track, one.start, one.end, cause=cause)
-            if one.cause is not None:
-                yield self._complete(
-                    "load", track, one.start, one.ready, bytes=sizes[one.component, one.ready]
-                )
+        sizes: dict[tuple[str, float], int] = {}
+        ahead: dict[str, int] = {}
+        for one in (event for event in self._events if event.kind is EventKind.LOAD):
+            sizes[one.component, one.at] = one.bytes + ahead.pop(one.component, 0)
+            if one.cause is Cause.PREFETCH:
+                ahead[one.component] = one.bytes
+        for stay in spans(self._events, until=self._report.taken_at):
+            track = self._tracks[stay.component]
+            cause = "before the record" if stay.cause is None else str(stay.cause)
+            yield self._complete(stay.component, track, stay.start, stay.end, cause=cause)
+            if stay.cause is not None:
+                size = sizes[stay.component, stay.ready]
+                yield self._complete("load", track, stay.start, stay.ready, bytes=size)
         for event in self._events:
             if event.kind is EventKind.EVICT:
                 track = self._tracks[event.component]

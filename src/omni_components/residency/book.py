@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 from ..components.component import Component
 from ..errors import BudgetError, InvariantError, OwnershipError, UnknownComponentError
-from .graph import peak_bytes
+from .graph import peak_bytes, peak_with_one_arriving
 from .scope import OffloadScope
 from .threads import ThreadStack
 
@@ -17,12 +17,18 @@ class State(Enum):
     """Where a component is, told by who holds memory for it."""
 
     HOST = auto()  # only the master's bytes
+    ARRIVING = auto()  # as LOADING, but ahead of its scope: its tensors are the masters until that opens
     LOADING = auto()  # host and device bytes are both reserved
     DEVICE = auto()  # device bytes are in use; the master stays for the way back
     EVICTING = auto()  # device bytes are still held
 
 
+AWAY = (State.HOST, State.ARRIVING)  # nobody can compute with it, and no rival has to wait for it
+
 LEGAL = {
+    (State.HOST, State.ARRIVING),
+    (State.ARRIVING, State.LOADING),
+    (State.ARRIVING, State.HOST),  # the guess was wrong
     (State.HOST, State.LOADING),
     (State.LOADING, State.DEVICE),
     (State.LOADING, State.HOST),  # rollback
@@ -53,11 +59,18 @@ class Entry:
 
 
 class Book:
-    """Entries by name, and the bytes they hold on the device."""
+    """Entries by name, and the bytes they hold on the device.
 
-    def __init__(self, owner: str, capacity: int | None) -> None:
+    Args:
+        owner: Whose book, for messages.
+        capacity: Most bytes of the device that may be held, ``None`` without limit.
+        ahead: One component may arrive while its rivals are there.
+    """
+
+    def __init__(self, owner: str, capacity: int | None, *, ahead: bool = False) -> None:
         self.owner = owner
         self.capacity = capacity
+        self.ahead = ahead
         self.entries: dict[str, Entry] = {}
         self.held = 0
 
@@ -134,12 +147,24 @@ class Book:
         if held + entry.bytes > self.capacity:
             raise BudgetError(entry.name, entry.bytes, self.capacity, held, [one.name for one in others])
 
+    @property
+    def arriving(self) -> Entry | None:
+        """Who is being copied ahead of its scope."""
+        return next((entry for entry in self.entries.values() if entry.state is State.ARRIVING), None)
+
+    def has_room_beside(self, entry: Entry) -> bool:
+        """Whether its bytes fit into the limit beside all that is held now."""
+        return self.capacity is None or self.held + entry.bytes <= self.capacity
+
     def predicted_peak(self) -> int:
-        """Bytes of the heaviest set of components that may be on the device together."""
+        """Bytes of the heaviest set of components that may be on the device together, the arriving one included."""
         sizes = {name: entry.bytes for name, entry in self.entries.items()}
-        return peak_bytes(
-            sizes, {name: [one.name for one in entry.rivals] for name, entry in self.entries.items()}
-        )
+        rivals = {name: [one.name for one in entry.rivals] for name, entry in self.entries.items()}
+        peak = peak_bytes(sizes, rivals)
+        if not self.ahead:
+            return peak
+        more = peak_with_one_arriving(sizes, rivals)
+        return more if self.capacity is None else max(peak, min(more, self.capacity))
 
     def needed(self, stack: ThreadStack) -> list[Entry]:
         """What a thread's innermost body needs: its component, and outer ones that no scope inside displaced."""

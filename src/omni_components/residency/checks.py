@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .book import Book, State
+from .book import AWAY, Book, State
 from .threads import ThreadStack
 from .turns import Turns
 
@@ -30,8 +30,11 @@ def problems(book: Book, turns: Turns, mine: ThreadStack) -> Iterator[Finding]:
 def _exclusion(book: Book) -> Iterator[Finding]:
     for entry in book.entries.values():
         for rival in entry.rivals:
-            if entry.state is not State.HOST and rival.state is not State.HOST:
+            if entry.state not in AWAY and rival.state not in AWAY:
                 yield "I1 exclusion", f"{entry.name!r} and {rival.name!r} are both off the host"
+    arriving = [entry.name for entry in book.entries.values() if entry.state is State.ARRIVING]
+    if len(arriving) > book.ahead:  # one with prefetch, none without
+        yield "I1 exclusion", f"{', '.join(map(repr, arriving))} arrive, {book.ahead:d} may"
 
 
 def _presence(book: Book, turns: Turns) -> Iterator[Finding]:
@@ -65,5 +68,7 @@ def _accounting(book: Book) -> Iterator[Finding]:
     held = sum(entry.bytes for entry in book.entries.values() if entry.state is not State.HOST)
     if held != book.held:
         yield "I8 accounting", f"{book.held} bytes in the book, {held} by component"
+    if book.arriving is not None and book.capacity is not None and held > book.capacity:
+        yield "I8 accounting", f"{book.arriving.name!r} arrives: {held} bytes of {book.capacity}"
     if held > book.predicted_peak():
         yield "I8 accounting", f"{held} bytes on the device, {book.predicted_peak()} predicted at most"

@@ -63,7 +63,11 @@ class ResidencyEvent:
 
 @dataclass(slots=True)
 class Totals:
-    """What a component has cost so far; kept apart from the history so that a full history loses nothing."""
+    """What a component has cost so far; kept apart from the history so that a full history loses nothing.
+
+    A load that found its bytes copied ahead is a load like any other; ``prefetched`` counts those copies.
+    ``prefetch_wasted`` are those of which nothing came: the guess was wrong, or the master changed meanwhile.
+    """
 
     loads: int = 0
     evictions: int = 0
@@ -71,6 +75,10 @@ class Totals:
     bytes_out: int = 0
     seconds: float = 0.0
     waited: float = 0.0
+    prefetched: int = 0
+    prefetch_wasted: int = 0
+    prefetch_failed: int = 0
+    bytes_wasted: int = 0
 
 
 class History:
@@ -86,6 +94,7 @@ class History:
         self._events: deque[ResidencyEvent] = deque(maxlen=limit)
         self._listeners: list[Callable[[ResidencyEvent], None]] = []
         self.totals: dict[str, Totals] = {}
+        self._ahead: dict[str, int] = {}  # bytes copied ahead, of whose use nothing is known yet
         self.peak = 0
         self.predicted = 0
 
@@ -117,14 +126,34 @@ class History:
     def _count(self, event: ResidencyEvent) -> None:
         self.peak = max(self.peak, event.device_bytes)
         totals = self.totals.setdefault(event.component, Totals())
-        if event.kind is EventKind.LOAD:
+        if event.cause is Cause.PREFETCH:
+            self._count_ahead(event, totals)
+        elif event.kind is EventKind.LOAD:
             totals.loads += 1
             totals.bytes_in += event.bytes
+            self._ahead.pop(event.component, None)
         elif event.kind is EventKind.EVICT:
             totals.evictions += 1
         elif event.kind is EventKind.WRITE_BACK:
             totals.bytes_out += event.bytes
+        elif event.kind is EventKind.ROLLBACK:
+            self._waste(event.component, totals)  # a load that had its bytes already has failed
         if event.kind is EventKind.WAIT:
             totals.waited += event.seconds
         elif event.kind is not EventKind.ENABLE:
             totals.seconds += event.seconds
+
+    def _count_ahead(self, event: ResidencyEvent, totals: Totals) -> None:
+        if event.kind is EventKind.LOAD:
+            totals.prefetched += 1
+            totals.bytes_in += event.bytes
+            self._ahead[event.component] = event.bytes
+        elif event.kind is EventKind.EVICT:
+            self._waste(event.component, totals)
+        else:
+            totals.prefetch_failed += 1
+
+    def _waste(self, name: str, totals: Totals) -> None:
+        if name in self._ahead:
+            totals.prefetch_wasted += 1
+            totals.bytes_wasted += self._ahead.pop(name)

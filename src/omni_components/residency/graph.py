@@ -24,6 +24,17 @@ def peak_bytes(sizes: Mapping[str, int], rivals: Mapping[str, Iterable[str]]) ->
     return total
 
 
+def peak_with_one_arriving(sizes: Mapping[str, int], rivals: Mapping[str, Iterable[str]]) -> int:
+    """Bytes of the heaviest such set and one component more, which may be a rival of those in it."""
+
+    def alone(name: str) -> dict[str, list[str]]:
+        return {
+            one: [] if one == name else [other for other in rivals[one] if other != name] for one in sizes
+        }
+
+    return max((peak_bytes(sizes, alone(name)) for name in sizes), default=0)
+
+
 def _reachable(start: str, adjacent: Mapping[str, set[str]]) -> set[str]:
     seen, todo = {start}, [start]
     while todo:

@@ -3,7 +3,8 @@
 The invariant. ``check()`` asserts these numbers; every test names the ones it shows.
 
 * **I1 exclusion** Two conflicting components are never both off the host, not even for a moment: LOADING,
-  DEVICE and EVICTING all count.
+  DEVICE and EVICTING all count. With prefetch, and only then, it reads: one active, one arriving, within the
+  budget. At most one component is ARRIVING; nobody can use it; the bytes it is copied into are nobody else's.
 * **I2 presence** Inside a scope its component is on the device. After the scope it stays until a rival needs
   the room.
 * **I3 one owner** Every storage belongs to exactly one component (grouped at attach, compared by ``audit``).
@@ -12,51 +13,35 @@ The invariant. ``check()`` asserts these numbers; every test names the ones it s
 * **I5 truth** The ledger agrees with where the tensors are; ``audit`` compares, tensor by tensor.
 * **I6 rest** Between calls nothing is half-moved. A switch that fails leaves every component whole.
 * **I7 nothing lost** When a component is on the host, its master holds the latest weights.
-* **I8 accounting** Device bytes held = residents + loaded components, never above the predicted peak.
-
-One thread moves at a time. The mutex guards the book only and is never held while bytes travel, so that
-scopes on components which are already present open meanwhile.
+* **I8 accounting** Device bytes held = residents + loaded components (and the arriving one), never above the
+  predicted peak.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any
 
 from ..components.component import Component
-from ..errors import (
-    NESTING_ADVICE,
-    InvariantError,
-    ResidencyDeadlockError,
-    ResidencyTimeoutError,
-    ResidencyWarning,
-    ScopeError,
-)
+from ..errors import InvariantError, ScopeError
 from ..policy import OffloadPolicy
 from ..protocols import Mover
-from .book import Book, Entry, State
+from .book import Book, State
 from .checks import problems
 from .events import Cause, EventKind, History
+from .gate import Gate
+from .nesting import Nesting
+from .order import Order
 from .scope import OffloadScope
 from .switch import Switch
-from .threads import ThreadStack
+from .threads import OfThread, ThreadStack
 from .turns import Turns, Waiter
-
-_NESTED = (
-    "{inner!r} runs inside a scope of its rival {outer!r}: each such pass costs two more switches. "
-    "Close the outer scope first where the order allows it."
-)
-
 
 # Asked for at every scope; looked up on the class they take longer.
 _DEVICE, _HOOK = State.DEVICE, Cause.HOOK
-
-_LOOK = 0.5  # seconds: a thread that dies, or a call that an interrupt ends, tells nobody that waits for it
 
 
 class ResidencyLedger:
@@ -77,12 +62,14 @@ class ResidencyLedger:
         self.history = History(self.policy.history)
         self.attachment: object | None = None  # what offload() built on it lives as long as it does
         self._mutex = threading.Lock()
-        self._changed = threading.Condition(self._mutex)
-        self._book = Book(owner, self.policy.device_memory)
+        ahead = self.policy.prefetch
+        self._book = Book(owner, self.policy.device_memory, ahead=bool(ahead))
         self._turns = Turns()
-        self._switch = Switch(self._book, mover, self.history, self._mutex)
-        self._local = _OfThread()
-        self._warned: set[tuple[str, str]] = set()
+        order = Order(() if ahead is True else ahead) if ahead else None
+        self._switch = Switch(self._book, mover, self.history, self._mutex, order)
+        self._local = OfThread()
+        self._gate = Gate(self._book, self._switch, self._turns, self._mutex, self._local)
+        self._nesting = Nesting(self.policy.nesting == "error", self._gate, self._mutex)
 
     # --- who is declared, and where it is ---------------------------------------------------------------
 
@@ -112,7 +99,7 @@ class ResidencyLedger:
             ScopeError: A scope is open on one of them; nothing was changed.
         """
         gone = [self._book[name] for name in names]
-        self._in_turn(partial(self._strike, gone))
+        self._gate.in_turn(partial(self._switch.strike, gone))
 
     @property
     def components(self) -> tuple[Component, ...]:
@@ -125,8 +112,14 @@ class ResidencyLedger:
         return tuple(entry.name for entry in self._book.entries.values() if entry.state is State.DEVICE)
 
     @property
+    def arriving(self) -> str | None:
+        """The component that is copied ahead of its scope, if there is one; it is not present yet."""
+        arriving = self._book.arriving
+        return None if arriving is None else arriving.name
+
+    @property
     def device_bytes(self) -> int:
-        """Bytes of residents and loaded components."""
+        """Bytes of residents and loaded components, and of the one that arrives."""
         return self._book.held
 
     @property
@@ -150,7 +143,7 @@ class ResidencyLedger:
     def pins(self, name: str) -> int:
         """How many scopes are open on a component."""
         with self._mutex:
-            self._reap()
+            self._gate.reap()
             return len(self._book[name].scopes)
 
     def is_current(self, tensor: Any) -> bool:
@@ -190,12 +183,13 @@ class ResidencyLedger:
                     entry is not None
                     and entry.state is _DEVICE
                     and (not (turns.moving or turns.waiters) or turns.may_share(Waiter(stack, entry)))
+                    and not (entry.component.clears and self._switch.cleared_by(entry))
                 ):
                     scope.stack = stack
                     stack.scopes.append(scope)
                     entry.scopes.append(scope)
                     scope.displaced = stack.lost  # what is missing outside comes back when this one leaves
-                    self.mover.touch(scope.name)
+                    scope.work = self.mover.touch(scope.name)
                     return
             self._enter_in_turn(scope, stack)
         except BaseException as error:
@@ -212,7 +206,7 @@ class ResidencyLedger:
             raise ScopeError(scope.name, "it is not open.")
         if stack is not self._local.stack:
             raise ScopeError(
-                scope.name, f"thread {stack.name} opened it, {self._mine().name} tried to leave it."
+                scope.name, f"thread {stack.name} opened it, {self._local.stack.name} tried to leave it."
             )
         if stack.scopes[-1] is not scope:
             self._refuse_out_of_order(scope, stack)
@@ -224,7 +218,7 @@ class ResidencyLedger:
                 self._book.entries[scope.name].scopes.remove(scope)
                 scope.stack = scope.call = None
                 if self._turns.waiters:
-                    self._changed.notify_all()
+                    self._gate.changed.notify_all()
         except BaseException:
             self._unpin(scope)  # interrupted before it was done; a leaked pin would hold the device for ever
             raise
@@ -253,28 +247,31 @@ class ResidencyLedger:
             ScopeError: This thread has a scope open on a rival, which must stay.
         """
         entry = self._book[name]
-        outer = self._displaced_by(entry, self._mine())
+        outer = self._nesting.displaced_by(entry, self._local.stack)
         if outer:
             raise ScopeError(
                 name, f"it cannot be loaded ahead inside the scope of its rival {outer[0].name!r}."
             )
         limit = self.policy.timeout if timeout is None else timeout
-        self._in_turn(partial(self._switch.bring, entry, Cause.MANUAL), entry, limit)
+        self._gate.in_turn(partial(self._switch.bring, entry, Cause.MANUAL), entry, limit)
 
     def release(self, *, free_arena: bool = False) -> None:
         """Send every unpinned swappable component home (the end of a request). Idempotent.
 
+        With prefetch, the component that arrives for the next request goes on arriving.
+
         Args:
-            free_arena: Also give the device memory in which components take turns back to the system.
+            free_arena: Also give the device memory in which components take turns back to the system; then
+                nothing arrives either.
         """
-        self._in_turn(partial(self._send_home, free_arena))
+        self._gate.in_turn(partial(self._switch.send_home, free_arena))
 
     def adopt(self) -> None:
         """Adopt now, not at the next switch, what others have put into the slots of components on the device.
 
         Every unpinned component goes home, which adopts; the residents come back.
         """
-        self._in_turn(self._cycle)
+        self._gate.in_turn(self._switch.cycle)
 
     def note_saved(self, name: str, nbytes: int, start: float) -> None:
         """Write down that a present component was copied home without leaving (the end of an edit).
@@ -295,9 +292,9 @@ class ResidencyLedger:
         Raises:
             InvariantError: One does not hold: a bug of this package.
         """
-        mine = self._mine()
+        mine = self._local.stack
         with self._mutex:
-            self._reap()
+            self._gate.reap()
             problem = next(problems(self._book, self._turns, mine), None)
         if problem is not None:
             raise InvariantError(*problem)
@@ -309,29 +306,33 @@ class ResidencyLedger:
             InvariantError: The ledger is untrue.
         """
         self.check()
-        self._in_turn(self._compare)
+        self._gate.in_turn(self._switch.compare)
 
     # --- taking turns -------------------------------------------------------------------------------------------
 
     def _enter_in_turn(self, scope: OffloadScope, stack: ThreadStack) -> None:
         entry = self._book[scope.name]
-        self._allow_nesting(entry, stack)
+        self._nesting.allow(entry, stack)
 
         def act() -> None:
-            scope.displaced = stack.lost or bool(self._displaced_by(entry, stack))
+            scope.displaced = stack.lost or bool(self._nesting.displaced_by(entry, stack))
             self._switch.bring(entry, scope.cause)
             with self._mutex:  # before the turn ends, so that nobody evicts it in between
                 self._book.pin(scope, entry, stack)
-                self.mover.touch(scope.name)
+                scope.work = self.mover.touch(scope.name)
 
-        self._in_turn(act, entry, scope.timeout, cause=scope.cause)
+        self._gate.in_turn(act, entry, scope.timeout, cause=scope.cause)
 
     def _restore(self, stack: ThreadStack, cause: Cause) -> None:
         """Bring back what the scopes still open in this thread need, before their bodies resume."""
         stack.lost = True  # until it is done: I2 knows that these bodies resume with an error
         for entry in self._book.needed(stack):
             if entry.state is not State.DEVICE:
-                self._in_turn(partial(self._switch.bring, entry, cause), entry, first=True, cause=cause)
+                self._gate.in_turn(partial(self._switch.bring, entry, cause), entry, first=True, cause=cause)
+            with self._mutex:  # it may have come by another stream than the one its body goes on with
+                for scope in stack.scopes:
+                    if scope.name == entry.name:
+                        self.mover.touch(scope.name, scope.work)
         stack.lost = False
 
     def _restore_after(self, error: BaseException, stack: ThreadStack, cause: Cause) -> None:
@@ -342,143 +343,17 @@ class ResidencyLedger:
             if hasattr(error, "add_note"):
                 error.add_note(f"The enclosing scope's component could not be brought back: {second}")
 
-    def _in_turn(
-        self,
-        act: Callable[[], None],
-        entry: Entry | None = None,
-        timeout: float | None = None,
-        *,
-        first: bool = False,
-        cause: Cause = Cause.MANUAL,
-    ) -> None:
-        """Wait until nothing is in the way, then act as the one thread that moves.
-
-        Not a context manager: an interrupt at the first step of its ``__exit__`` would leave the turn taken.
-        """
-        waiter = Waiter(self._mine(), entry)
-        moving = self._turns.moving
-        if moving is not None and moving.stack is waiter.stack:
-            raise ScopeError(
-                waiter.name, "it was asked for while this thread moves bytes.", "This is a bug: report it."
-            )
-        try:
-            with self._mutex:
-                self._wait(waiter, timeout, first, cause)
-                self._turns.moving = waiter
-            act()
-        finally:
-            if self._turns.moving is waiter:
-                self._turns.moving = None  # before the mutex, whose wait an interrupt can end
-            with self._mutex:
-                self._changed.notify_all()
-
-    def _wait(self, waiter: Waiter, timeout: float | None, first: bool, cause: Cause) -> None:
-        self._reap()
-        start = time.perf_counter()
-        waiters = self._turns.waiters
-        try:
-            waiters.insert(0 if first else len(waiters), waiter)
-            if self._turns.blocked(waiter):
-                self._sleep(waiter, timeout, start)
-                self._switch.record(EventKind.WAIT, waiter.name, cause, start)
-            if waiter.entry is not None and self._book[waiter.name] is not waiter.entry:
-                raise ScopeError(waiter.name, "its component was replaced meanwhile.", "Ask for a new scope.")
-        finally:
-            if waiter in waiters:
-                waiters.remove(waiter)
-
-    def _sleep(self, waiter: Waiter, timeout: float | None, start: float) -> None:
-        self._changed.notify_all()  # what the others wait for may have changed by this one
-        while self._turns.blocked(waiter):
-            # Each time: a thread that runs may close a ring around others, by what it brings back or sends home.
-            ring = self._turns.ring(waiter)
-            if ring:
-                raise ResidencyDeadlockError(waiter.name, ring)
-            left = _LOOK if timeout is None else start + timeout - time.perf_counter()
-            if left <= 0:
-                raise ResidencyTimeoutError(waiter.name, timeout or 0.0, self._turns.holders(waiter))
-            self._changed.wait(min(left, _LOOK))
-            self._reap()
-
-    def _allow_nesting(self, entry: Entry, stack: ThreadStack) -> None:
-        for outer in self._displaced_by(entry, stack):
-            if self.policy.nesting == "error":
-                raise ScopeError(
-                    entry.name, f"its rival {outer.name!r} has an open scope here.", NESTING_ADVICE
-                )
-            pair = (outer.name, entry.name)
-            if pair not in self._warned:
-                self._warned.add(pair)
-                text = _NESTED.format(inner=entry.name, outer=outer.name)
-                warnings.warn(text, ResidencyWarning, stacklevel=5)
-
-    def _displaced_by(self, entry: Entry, stack: ThreadStack) -> list[Entry]:
-        """Rivals that are here for this thread's own open scopes."""
-        with self._mutex:
-            self._reap()
-            mine = {scope.name for scope in stack.scopes}
-            return [rival for rival in entry.rivals if rival.name in mine and rival.state is State.DEVICE]
-
-    # --- what is done in a turn ---------------------------------------------------------------------------------
-
-    def _strike(self, gone: Sequence[Entry]) -> None:
-        pinned = next((entry.name for entry in gone if entry.scopes), None)
-        if pinned is not None:
-            raise ScopeError(pinned, "offload cannot be disabled while it is open.", "Leave the scope first.")
-        for entry in gone:
-            self._switch.evict(entry, Cause.MANUAL)
-        with self._mutex:
-            self._book.strike(gone)
-            for entry in gone:
-                self._switch.record(EventKind.DISABLE, entry.name, Cause.MANUAL)
-
-    def _send_home(self, free_arena: bool) -> None:
-        for entry in self._book.entries.values():
-            if not entry.component.resident and not entry.scopes:
-                self._switch.evict(entry, Cause.RELEASE)
-        if free_arena:
-            self.mover.release_arena()
-
-    def _cycle(self) -> None:
-        free = [entry for entry in self._book.entries.values() if not entry.scopes]
-        for entry in free:
-            self._switch.evict(entry, Cause.MANUAL)
-        for entry in free:
-            if entry.component.resident:
-                self._switch.bring(entry, Cause.MANUAL)
-
-    def _compare(self) -> None:
-        entries = self._book.entries.items()
-        differences = self.mover.audit({name: entry.state is State.DEVICE for name, entry in entries})
-        if differences:
-            raise InvariantError("I5 truth", "; ".join(differences))
-
     # --- small things -------------------------------------------------------------------------------------------
 
     def _unpin(self, scope: OffloadScope) -> None:
         with self._mutex:
             self._book.unpin(scope)
             if self._turns.waiters:
-                self._changed.notify_all()
-
-    def _reap(self) -> None:
-        """Close scopes that nobody can leave any more, and tell those who wait for them (the mutex is held)."""
-        if self._book.reap():
-            self._changed.notify_all()
+                self._gate.changed.notify_all()
 
     def _refuse_out_of_order(self, scope: OffloadScope, stack: ThreadStack) -> None:
         with self._mutex:
-            self._reap()
+            self._gate.reap()
         if scope.stack is None or stack.scopes[-1] is not scope:
             inner = stack.scopes[-1].name if stack.scopes else "none"
             raise ScopeError(scope.name, f"a scope of {inner!r} was opened inside it and is still open.")
-
-    def _mine(self) -> ThreadStack:
-        return self._local.stack
-
-
-class _OfThread(threading.local):
-    """Each thread's own stack, made when the thread first asks."""
-
-    def __init__(self) -> None:
-        self.stack = ThreadStack()

@@ -34,9 +34,10 @@ class OffloadScope:
         displaced: It moved an outer scope's component out, which must be back before the outer body resumes.
         call: For a hook's scope, the frame of the module call: an interrupt can end the call without its
             post-hook, and then this frame no longer runs.
+        work: What the mover calls the stream of its body's work.
     """
 
-    __slots__ = ("call", "cause", "displaced", "name", "owner", "stack", "timeout", "used")
+    __slots__ = ("call", "cause", "displaced", "name", "owner", "stack", "timeout", "used", "work")
     stack: ThreadStack | None
     call: FrameType | None
 
@@ -46,6 +47,7 @@ class OffloadScope:
         self.cause = cause
         self.timeout = timeout
         self.stack = self.call = None
+        self.work: object = None
         self.used = self.displaced = False
 
     def __enter__(self) -> OffloadScope:

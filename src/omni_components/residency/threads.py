@@ -41,6 +41,13 @@ class ThreadStack:
         return [scope for scope in self.scopes if scope.call is not None and scope.call not in running]
 
 
+class OfThread(threading.local):
+    """Each thread's own stack, made when the thread first asks."""
+
+    def __init__(self) -> None:
+        self.stack = ThreadStack()
+
+
 def _running_frames(ident: int | None) -> set[FrameType]:
     frame = sys._current_frames().get(ident) if ident is not None else None
     frames = set()

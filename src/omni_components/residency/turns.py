@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .book import Entry, State
+from .book import AWAY, Entry, State
 from .scope import OffloadScope
 from .threads import ThreadStack
 
@@ -36,10 +36,6 @@ class Turns:
     def __init__(self) -> None:
         self.waiters: list[Waiter] = []
         self.moving: Waiter | None = None
-
-    def idle(self) -> bool:
-        """Nobody moves and nobody waits."""
-        return self.moving is None and not self.waiters
 
     def blocked(self, waiter: Waiter) -> bool:
         """Whether it is not yet the waiter's turn to move."""
@@ -83,7 +79,7 @@ class Turns:
         if entry is None or entry.state is State.DEVICE:
             return  # there already: no rival has to go
         for rival in entry.rivals:
-            if rival.state is State.HOST:
+            if rival.state in AWAY:
                 continue  # suspended by its own thread: it has no place to give
             for scope in rival.scopes:
                 stack = scope.stack

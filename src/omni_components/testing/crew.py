@@ -127,8 +127,9 @@ class Crew:
     def take_over(self, ledger: ResidencyLedger) -> None:
         """Replace a ledger's mutex and condition by the crew's, before anyone uses it."""
         mutex = CrewLock(self)
-        ledger._mutex = ledger._switch._mutex = mutex  # type: ignore[assignment]
-        ledger._changed = CrewCondition(self, mutex)  # type: ignore[assignment]
+        for one in (ledger, ledger._switch, ledger._gate, ledger._nesting):
+            one._mutex = mutex  # type: ignore[assignment]
+        ledger._gate.changed = CrewCondition(self, mutex)  # type: ignore[assignment]
 
     def dismiss(self) -> None:
         """End all threads, waiting ones too. Idempotent."""

@@ -2,13 +2,9 @@
 
 Point it at your own pipeline::
 
-    class MyMachine(PipelineMachine):
-        simulated = {"capacity": "64MiB"}
+    TestMyPipeline = ResidencyMachine.for_target(MyPipeline, simulated={"capacity": "64MiB"}).TestCase
 
-        def make_pipeline(self):
-            return MyPipeline()
-
-    TestMyPipeline = MyMachine.TestCase
+or subclass ``PipelineMachine`` and override ``make_pipeline``, to add rules of your own.
 """
 
 from __future__ import annotations
@@ -84,9 +80,38 @@ class ResidencyMachine(RuleBasedStateMachine):
     subject: Subject
     model: Model
 
+    @classmethod
+    def for_target(
+        cls,
+        factory: Callable[[], Any],
+        *,
+        device: str = "cpu",
+        simulated: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> type[PipelineMachine]:
+        """The machine for a pipeline or split model of yours.
+
+        Its ``TestCase`` is what pytest collects; ``hypothesis.settings`` decide how long it runs.
+
+        Args:
+            factory: Makes a new target; small weights do.
+            device: Where it computes; not asked for if ``simulated`` is given.
+            simulated: The arguments of a :class:`SimulatedAccelerator` to compute on; ``{}`` for one without limits.
+            **fields: Of the policy, as ``offload()`` takes them.
+        """
+        name = f"{getattr(factory, '__name__', 'Target')}Machine"
+        given = {
+            "make_pipeline": lambda self: factory(),
+            "device": device,
+            "simulated": simulated,
+            "policy": fields,
+            "__doc__": f"Random phases of what {getattr(factory, '__qualname__', factory)} makes.",
+        }
+        return type(name, (PipelineMachine,), given)
+
     def make_subject(self, data: st.DataObject) -> Subject:
         """What to run; ``data.draw`` draws its shape."""
-        raise NotImplementedError("override make_subject, or take RecordingMachine or PipelineMachine")
+        raise NotImplementedError("override make_subject, or take ResidencyMachine.for_target(factory)")
 
     # --- setting up ---------------------------------------------------------------------------------------
 
@@ -99,7 +124,10 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.hands = tuple(self.threads[:count])  # of one alone, scopes nest more deeply
         self.crew = Crew(self.hands, patience=self.patience)
         self.crew.take_over(ledger)
-        self.model = Model(ledger.rivals, ledger.policy.nesting)
+        policy = ledger.policy
+        self.model = Model(
+            ledger.rivals, policy.nesting, ahead=bool(policy.prefetch), budget=policy.device_memory
+        )
         self.model.start("", self.model.admit(self._sizes([one.name for one in ledger.components])))
         for name in ledger.present:
             self.model.places[name].present = True
@@ -291,6 +319,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         """All checks, after each step."""
         if not hasattr(self, "model"):
             return  # before the beginning
+        self.model.watch(self.subject.ledger.arriving)
         self.check_waiting()
         self.check_presence()
         self.check_pins()
@@ -301,6 +330,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.check_observers()
         event(f"scopes inside each other: {max(map(len, self.model.stacks.values()), default=0)}")
         event(f"threads waiting: {len(self.model.waiting)}")
+        event(f"one arrives: {self.model.arriving is not None}")
 
     def check_waiting(self) -> None:
         """Whoever should wait waits, in the same order."""

@@ -70,6 +70,8 @@ class Model:
     Args:
         order: The rivals of a component, in the order in which the ledger evicts them.
         nesting: The policy's.
+        ahead: Components may be copied ahead.
+        budget: Most bytes that may be held then; ``None`` without limit.
 
     Attributes:
         places: The components declared now.
@@ -77,12 +79,23 @@ class Model:
         lost: Threads whose open scopes could not be served; their bodies got an error.
         faults: What is going to fail.
         warned: Pairs of rivals that were nested.
+        arriving: Who is copied ahead. A guess changes nothing for anyone, so that it is watched, not foretold.
         outcomes: How the operations ended that ended in the last step, by thread; ``None`` is a success.
     """
 
-    def __init__(self, order: Callable[[str], Sequence[str]], nesting: str = "switch") -> None:
+    def __init__(
+        self,
+        order: Callable[[str], Sequence[str]],
+        nesting: str = "switch",
+        *,
+        ahead: bool = False,
+        budget: int | None = None,
+    ) -> None:
         self.order = order
         self.nesting = nesting
+        self.ahead = ahead
+        self.budget = budget
+        self.arriving: str | None = None
         self.places: dict[str, Place] = {}
         self.stacks: dict[str, list[ModelScope]] = {}
         self.lost: set[str] = set()
@@ -101,8 +114,9 @@ class Model:
 
     @property
     def device_bytes(self) -> int:
-        """Their bytes."""
-        return sum(place.bytes for place in self.places.values() if place.present)
+        """Their bytes, and those of the one that arrives."""
+        held = [place.bytes for name, place in self.places.items() if place.present or name == self.arriving]
+        return sum(held)
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -114,6 +128,14 @@ class Model:
         names = [scope.name for scope in reversed(self.stacks.get(thread, []))]
         left = [name for place, name in enumerate(names) if not set(names[:place]) & set(self._rivals(name))]
         return list(dict.fromkeys(left))
+
+    def watch(self, arriving: str | None) -> None:
+        """I1 with prefetch: one active, one arriving, within the budget; without it, nobody arrives."""
+        self.arriving = arriving
+        if arriving is not None:
+            assert self.ahead, f"{arriving!r} arrives, and nobody asked for that"
+            assert not self.places[arriving].present, f"{arriving!r} arrives and is there"
+            assert self.budget is None or self.device_bytes <= self.budget, f"{arriving!r} has no room"
 
     # --- running operations -------------------------------------------------------------------------------
 

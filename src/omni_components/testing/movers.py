@@ -15,7 +15,7 @@ from typing import Literal
 from ..errors import TransferError
 from ..protocols import Moved
 
-Verb = Literal["load", "evict"]
+Verb = Literal["load", "evict", "prefetch"]
 When = Literal["before", "inside", "after"]
 
 
@@ -89,6 +89,7 @@ class Freight:
         bytes: Its size.
         master: The weights on the host.
         copy: The weights on the device, ``None`` while it is not there.
+        ahead: The weights that were copied ahead, ``None`` while there are none.
         passing: It is being moved: its device bytes count.
         written: Someone wrote to the copy.
     """
@@ -96,13 +97,14 @@ class Freight:
     bytes: int
     master: int = 0
     copy: int | None = None
+    ahead: int | None = None
     passing: bool = False
     written: bool = False
 
     @property
     def off_host(self) -> bool:
         """Whether it has bytes on the device, even for a moment."""
-        return self.passing or self.copy is not None
+        return self.passing or self.copy is not None or self.ahead is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,8 @@ class _Watch:
 class RecordingMover:
     """A mover without tensors that writes down each call and raises :class:`RuleBroken` for a forbidden one.
 
-    Forbidden are: two conflicting components off the host, even while one of them is passing (I1); more bytes
+    Forbidden are: two conflicting components off the host, even while one of them is passing (I1), save that one
+    component may be copied ahead; more bytes
     than ``capacity`` (I8); a move of a component that is there already, or is being moved, or of an unknown
     one; two moves at a time; a ``touch`` of a component that is not there (I2).
 
@@ -138,6 +141,7 @@ class RecordingMover:
         faults: Arm them with :meth:`fail`.
         violations: What was forbidden and asked for all the same.
         peak: Most bytes that were off the host at once.
+        room_ahead: What `has_room_ahead` says.
     """
 
     def __init__(
@@ -154,6 +158,7 @@ class RecordingMover:
         self.calls: list[Call] = []
         self.faults = FaultPlan()
         self.peak = 0
+        self.room_ahead = True
         self._freight: dict[str, Freight] = {name: Freight(size) for name, size in sizes.items()}
         self._watch = _Watch()
 
@@ -216,8 +221,10 @@ class RecordingMover:
                 self._forbid(f"{name!r} was loaded twice")
             self._meet(name, freight)
             with self._passing(freight):
+                ahead, freight.ahead = freight.ahead, None
                 freight.copy, freight.written = freight.master, False
-        return Moved(bytes=freight.bytes)
+        recopied = ahead not in (None, freight.master)
+        return Moved(bytes=freight.bytes if ahead is None or recopied else 0, recopied=recopied)
 
     def evict(self, name: str) -> Moved:
         """Drop the copy; what was written to it goes home first."""
@@ -236,12 +243,31 @@ class RecordingMover:
         freight.master = freight.copy
         return freight.bytes
 
+    def has_room_ahead(self, name: str) -> bool:
+        """As told."""
+        return self.room_ahead
+
+    def prefetch(self, name: str) -> Moved:
+        """Copy the number without using it."""
+        with self._move("prefetch", name) as freight:
+            if freight.off_host or any(one.ahead is not None for one in self._freight.values()):
+                self._forbid(f"{name!r} was copied ahead: it is off the host, or another one arrives")
+            self._weigh(name, freight)
+            with self._passing(freight):
+                freight.ahead = freight.master
+        return Moved(bytes=freight.bytes)
+
+    def drop(self, name: str) -> None:
+        """Forget the number that was copied ahead."""
+        self._note("drop", name)
+        self._freight[name].ahead = None
+
     def present(self, name: str) -> bool:
         """Whether it is on the device."""
         return self._freight[name].copy is not None
 
-    def touch(self, name: str) -> None:
-        """A scope opens: the component must be there."""
+    def touch(self, name: str, stream: object = None) -> None:
+        """A scope opens, or its body resumes: the component must be there."""
         self._note("touch", name)
         if not self.present(name):
             self._forbid(f"a scope of {name!r} opened while it was on the host")
@@ -283,6 +309,7 @@ class RecordingMover:
             yield freight
             if fault is not None and fault.when == "inside":
                 freight.master, freight.copy, freight.written = before
+                freight.ahead = None
         finally:
             self._watch.moving = ""
         if fault is not None:
@@ -299,11 +326,14 @@ class RecordingMover:
 
     def _meet(self, name: str, freight: Freight) -> None:
         """Nobody whom it excludes may be off the host when it arrives."""
-        others = {other: one for other, one in self._freight.items() if other != name and one.off_host}
-        for other in others:
-            if self.conflicts(name, other):
+        for other, one in self._freight.items():
+            if other != name and one.off_host and self.conflicts(name, other):
                 self._forbid(f"{name!r} was loaded while its rival {other!r} was on the device")
-        held = freight.bytes + sum(one.bytes for one in others.values())
+        self._weigh(name, freight)
+
+    def _weigh(self, name: str, freight: Freight) -> None:
+        others = (one for other, one in self._freight.items() if other != name and one.off_host)
+        held = freight.bytes + sum(one.bytes for one in others)
         self.peak = max(self.peak, held)
         if self.capacity is not None and held > self.capacity:
             self._forbid(f"{name!r} was loaded: {held} bytes on a device of {self.capacity}")

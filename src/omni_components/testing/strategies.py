@@ -15,6 +15,8 @@ from .movers import Fault
 if TYPE_CHECKING:
     from torch import nn
 
+    from .pipelines import PipelineShape
+
 NAMES = "abcdefghij"
 
 
@@ -131,7 +133,7 @@ def _phases(names: tuple[str, ...], depth: int, length: int) -> st.SearchStrateg
 
 
 @st.composite
-def modules(draw: st.DrawFn, *, width: int = 4) -> nn.Module:
+def tiny_modules(draw: st.DrawFn, *, width: int = 4) -> nn.Module:
     """A tiny module with what real ones have: mixed dtypes, tied weights, views, buffers, odd strides.
 
     It computes on and returns a float32 tensor whose last dimension is ``width``, with the same result on
@@ -148,3 +150,20 @@ def modules(draw: st.DrawFn, *, width: int = 4) -> nn.Module:
     traits = draw(st.frozensets(st.sampled_from(TinyModule.TRAITS)))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
     return TinyModule(width, draw(st.integers(1, 2)), traits, generator)
+
+
+def pipeline_shapes() -> st.SearchStrategy[PipelineShape]:
+    """Declared pipelines: roles, conflicts, parts by pattern, weights tied across components, odd tensors."""
+    from .modules import TinyModule
+    from .pipelines import PipelineShape
+
+    return st.builds(
+        PipelineShape,
+        encoders=st.integers(1, 2),
+        dits=st.integers(1, 2),
+        split=st.booleans(),
+        vae=st.booleans(),
+        tied=st.booleans(),
+        traits=st.frozensets(st.sampled_from(TinyModule.TRAITS)),
+        seed=st.integers(0, 1000),
+    )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
+from ..components.tensors import ALIGNMENT
 from .masters import align, anonymous
 
 
@@ -36,16 +38,31 @@ def place(sizes: dict[str, int], rivals: Callable[[str, str], bool]) -> dict[str
 class Arena:
     """Hands out device bytes (uint8) by component name; the same bytes, at the same address, every time.
 
+    With ``ahead`` the buffer has room for one component more, and a component has two places: the arranged one,
+    and one at the buffer's end, which it gets if it is copied ahead while a rival is in the first.
+
     Args:
         device: Where.
         keep: Hold one buffer for all; otherwise take and give back each component's own bytes.
+        ahead: Components may be copied ahead.
+        free: Device bytes that may be taken now; ``None`` where nobody knows.
     """
 
-    def __init__(self, device: torch.device, *, keep: bool) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        keep: bool,
+        ahead: bool = False,
+        free: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self.device = device
         self.keep = keep
+        self.ahead = ahead
+        self.limit: int | None = None
+        self._free = free
         self._buffer: torch.Tensor | None = None
-        self._views: dict[str, torch.Tensor] = {}
+        self._views: dict[tuple[str, int], torch.Tensor] = {}
         self._taken: dict[str, torch.Tensor] = {}
         self._places: dict[str, tuple[int, int]] = {}
         self._size = 0
@@ -90,14 +107,27 @@ class Arena:
         """A component is no longer declared: another of its name may have other rivals, or another size."""
         for places in (self._places, self._planned[0] if self._planned is not None else {}):
             places.pop(name, None)
-        self._views.pop(name, None)
+        self._views = {key: view for key, view in self._views.items() if key[0] != name}
         self._sizes.pop(name, None)
 
     def take(self, name: str, nbytes: int) -> torch.Tensor:
         """The bytes of a component; may raise the device's out-of-memory error, and then changes nothing."""
         if name in self._taken:
             return self._taken[name]  # taken already
-        self._taken[name] = self._view(name, nbytes) if self._has_place(name, nbytes) else self._fresh(nbytes)
+        self._taken[name] = self._arranged(name) if self._has_place(name, nbytes) else self._fresh(nbytes)
+        return self._taken[name]
+
+    def has_room_ahead(self, name: str, nbytes: int) -> bool:
+        """Whether `take_ahead` would take bytes that are proven free."""
+        if self._has_place(name, nbytes):
+            return self._free_place(name) is not None
+        free = nbytes if self.limit is not None else self._free()  # within a limit the ledger has counted
+        return free is not None and nbytes <= free
+
+    def take_ahead(self, name: str, nbytes: int) -> torch.Tensor:
+        """Bytes for a component while others have theirs, if `has_room_ahead`."""
+        place = self._free_place(name) if self._has_place(name, nbytes) else None
+        self._taken[name] = self._fresh(nbytes) if place is None else self._view(name, place)
         return self._taken[name]
 
     def give(self, name: str) -> None:
@@ -123,20 +153,70 @@ class Arena:
         return apart + (self._buffer.numel() if self._buffer is not None else 0)
 
     def stable(self, name: str) -> bool:
-        """Whether this component comes back to the address it left."""
-        return name in self._views and self._taken.get(name, self._views[name]) is self._views[name]
+        """Whether the bytes that this component left stay where they are, for it to come back to."""
+        taken = self._taken.get(name)
+        return any(key[0] == name and (taken is None or taken is view) for key, view in self._views.items())
 
     def _has_place(self, name: str, nbytes: int) -> bool:
         # A component that has grown past its place (an adapter was added) gets memory of its own.
         return self.keep and name in self._places and nbytes <= self._places[name][1]
 
-    def _view(self, name: str, nbytes: int) -> torch.Tensor:
+    def _arranged(self, name: str) -> torch.Tensor:
         if self._buffer is None or self._buffer.numel() < self._size:
-            self._buffer, self._views = self._fresh(self._size), {}
-        if name not in self._views:
-            offset, size = self._places[name]
-            self._views[name] = self._buffer[offset : offset + size]
-        return self._views[name]
+            self._buffer, self._views = self._allocated(), {}
+        return self._view(name, self._places[name][0])
+
+    def _view(self, name: str, offset: int) -> torch.Tensor:
+        assert self._buffer is not None
+        if (name, offset) not in self._views:
+            self._views[name, offset] = self._buffer[offset : offset + self._places[name][1]]
+        return self._views[name, offset]
+
+    def has_no_room_for_one_more(self) -> bool:
+        """Whether the buffer was allocated without any."""
+        return self._buffer is not None and self._buffer.numel() == self._size < self._with_one_more()
+
+    # --- room for one more --------------------------------------------------------------------------------
+
+    def _allocated(self) -> torch.Tensor:
+        """The buffer, with room for one component more if that is proven to be there."""
+        wanted = self._with_one_more() if self.ahead else self._size
+        most = self._free() if self.limit is None else self.limit
+        if self._size < wanted and most is not None and self._size < most:
+            with suppress(
+                torch.OutOfMemoryError, MemoryError
+            ):  # others have it: then nothing is copied ahead
+                return self._fresh(min(wanted, most // ALIGNMENT * ALIGNMENT))
+        return self._fresh(self._size)
+
+    def _with_one_more(self) -> int:
+        """Bytes for each component at the end of the buffer beside any other in its arranged place."""
+        needs = (
+            align(offset + size) + align(self._places[name][1])
+            for name in self._places
+            for other, (offset, size) in self._places.items()
+            if other != name
+        )
+        return max(needs, default=0)
+
+    def _free_place(self, name: str) -> int | None:
+        """Where a component can be put now; never where one might be put that is no rival of it."""
+        if self._buffer is None:
+            return None  # it is the first load that takes it
+        size = self._places[name][1]
+        first, last = self._places[name][0], (self._buffer.numel() - size) // ALIGNMENT * ALIGNMENT
+        if not self._in_the_way(first, size):
+            return first
+        beside = [other for other in self._places if other != name and not self._rivals(other, name)]
+        crossed = any(_overlap(last, size, *self._places[other]) for other in beside)
+        return None if crossed or self._in_the_way(last, size) else last
+
+    def _in_the_way(self, offset: int, size: int) -> bool:
+        """Whether anyone is in these bytes."""
+        assert self._buffer is not None
+        base = self._buffer.data_ptr()
+        inside = [view for view in self._taken.values() if self._in_buffer(view)]
+        return any(_overlap(offset, size, view.data_ptr() - base, view.numel()) for view in inside)
 
     def _fresh(self, nbytes: int) -> torch.Tensor:
         if self.device.type == "cpu":
@@ -148,3 +228,7 @@ class Arena:
 
     def _in_buffer(self, taken: torch.Tensor) -> bool:
         return any(taken is view for view in self._views.values())
+
+
+def _overlap(one: int, size: int, other: int, length: int) -> bool:
+    return one < other + length and other < one + size

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..components.area import Area, FixedArea
+from ..components.computed import Cached, Computed, computed
 from ..components.roster import Side
 from ..components.tensors import (
     Extent,
@@ -25,6 +26,8 @@ from ..components.wrappers import Composite, compose, leaves
 from .hostmemory import FileMappings
 from .masters import PinBudget, Slab, anonymous, lay_out, pack
 
+Pair = tuple[torch.Tensor, torch.Tensor]
+
 
 class Cargo:
     """A component's tensors on their way between host and device.
@@ -38,6 +41,7 @@ class Cargo:
         groups: Its bytes, in the order of the layout.
         composites: The wrappers around some of its tensors; bound after them.
         slabs: The masters of the packed groups.
+        mapped: The groups whose masters are pages of files.
         size: Bytes of the layout.
         present: It is on the device. Written last, so that it is true after any failure.
         streams: The streams its work may be enqueued on since it was loaded.
@@ -50,6 +54,7 @@ class Cargo:
         self.groups: list[Group] = []
         self.composites: list[Composite] = []
         self.slabs: list[Slab] = []
+        self.mapped: list[Group] = []
         self.size = 0
         self.present = False
         self.streams: list[Any] = []
@@ -61,8 +66,9 @@ class Cargo:
         self._started_on: list[tuple[Group, torch.device]] = []
         self._place: torch.Tensor | None = None  # the block in which every group is settled
         self._sides: dict[bool, Side] = {}  # by presence; made once a side will come back as it is
-        self._copies: list[tuple[int, torch.Tensor]] | None = None
+        self._copies: list[tuple[int, torch.Tensor, bool]] | None = None
         self._norms: list[torch.nn.Module] | None = None
+        self._computed: list[Computed | Cached] | None = None
         area.note()
 
     # --- enabling -----------------------------------------------------------------------------------------
@@ -90,16 +96,27 @@ class Cargo:
         for composite in self.composites:
             if any(id(leaf) in sent for leaf in composite.leaves):
                 composite.bind_device()
+        self.restore_computed()
         self.groups, self.composites = [], []  # from here on the memory is the tensors' own
 
-    def master(self, budget: PinBudget | None) -> None:
+    def master(self, budget: PinBudget | None, mappings: FileMappings | None = None) -> None:
         """Make the masters and bind them.
 
         Args:
             budget: Packs the weights into slabs, pinned while it lasts; ``None`` leaves them where they are.
+            mappings: Weights in these pages of files stay there.
         """
         if budget is not None:
-            self.size = self._told = pack(self.groups, budget, self.slabs)
+            self.mapped = [
+                one for one in self.groups if mappings is not None and one.source.data_ptr() in mappings
+            ]
+            stays = {id(one) for one in self.mapped}
+            packed = pack([one for one in self.groups if id(one) not in stays], budget, self.slabs)
+            for group in self.mapped:
+                self._master_of(group)
+                group.bind_host()
+                group.leave()
+            self.size = self._told = lay_out(self.mapped, packed)
         else:
             for group in self.groups:
                 self._master_of(group)
@@ -110,6 +127,7 @@ class Cargo:
         for composite in self.composites:
             composite.bind_host()
             composite.leave()
+        self._let_go_of_computed()
 
     def new_size(self) -> int | None:
         """The size if it has changed since it was last asked for, by this switch or by one that failed."""
@@ -148,6 +166,7 @@ class Cargo:
                 member.bind_host()
         for composite in self.composites:
             composite.bind_host()
+        self._let_go_of_computed()
         self.present = False
 
     def bind_device(self) -> None:
@@ -159,6 +178,7 @@ class Cargo:
                 member.bind_device()
         for composite in self.composites:
             composite.bind_device()
+        self._let_go_of_computed()
         self.present = True
 
     def settle(self, block: torch.Tensor) -> None:
@@ -184,6 +204,22 @@ class Cargo:
         for composite in () if stable else self.composites:
             composite.leave()
 
+    def restore_computed(self) -> None:
+        """From here on its modules are called without us: what they compute before a call is there as before."""
+        for one in self._what_is_computed():
+            one.restore()
+
+    def _let_go_of_computed(self) -> None:
+        """What its modules compute before a call was computed on the side that they leave."""
+        for one in self._what_is_computed():
+            one.let_go()
+
+    def _what_is_computed(self) -> list[Computed | Cached]:
+        if self._computed is None:
+            covered = [one for _, one in self.area.modules()] if isinstance(self.area, Area) else []
+            self._computed = computed([*covered, *(slot.module for slot in self.area.slots())])
+        return self._computed
+
     def memory(self) -> list[torch.Tensor]:
         """Its device bytes, as far as it has any, group by group."""
         return [group.raw for group in self.groups if group.raw is not None]
@@ -202,25 +238,26 @@ class Cargo:
         """Members come or go: what was worked out for those of now holds no more."""
         self._moved()
         self._sides.clear()
-        self._copies = self._norms = None
+        self._copies = self._norms = self._computed = None
 
     # --- copies -------------------------------------------------------------------------------------------
 
-    def copies(self, block: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """``(to, from)`` pairs that fill the device bytes."""
-        for offset, source in self._runs():
-            yield block[offset : offset + source.numel()], source
+    def copies(self, block: torch.Tensor, *, pinned: bool | None = None) -> Iterator[Pair]:
+        """``(to, from)`` pairs that fill the device bytes; only those from pinned masters, or only the others."""
+        for offset, source, fast in self._runs():
+            if pinned is None or pinned is fast:
+                yield block[offset : offset + source.numel()], source
 
-    def _runs(self) -> list[tuple[int, torch.Tensor]]:
+    def _runs(self) -> list[tuple[int, torch.Tensor, bool]]:
         if self._copies is None:
-            runs = [one for slab in self.slabs for one in slab.copies()]
-            runs += [(one.offset, one.source) for one in self.groups if not one.packed and one.nbytes]
+            runs = [(*one, slab.pinned) for slab in self.slabs for one in slab.copies()]
+            runs += [(one.offset, one.source, False) for one in self.groups if not one.packed and one.nbytes]
             self._copies = runs  # at once: half of it would be taken for all of it after an interrupt
         return self._copies
 
-    def payload(self) -> int:
+    def payload(self, *, pinned: bool | None = None) -> int:
         """Bytes of those copies."""
-        return sum(source.numel() for _, source in self._runs())
+        return sum(source.numel() for _, source, fast in self._runs() if pinned is None or pinned is fast)
 
     def written(self) -> list[Group]:
         """Groups that someone wrote to on the device."""

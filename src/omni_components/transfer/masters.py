@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import mmap
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -124,14 +126,24 @@ class PinBudget:
         if nbytes == 0:
             return Slab(anonymous(0), base)  # a component of empty tensors: nothing to pin
         if self.registrar is not None:
-            return self._registered(nbytes, base)
+            return self._registered(anonymous(nbytes), base)
         if self.pool:
             return self._pooled(nbytes, base)
         return Slab(anonymous(nbytes), base)
 
-    def _registered(self, nbytes: int, base: int) -> Slab:
+    def adopts(self) -> bool:
+        """Whether memory that is there already can become a slab: torch's allocator pins only its own blocks."""
+        return self.registrar is not None or not self.pool or self.limit == 0
+
+    def adopt(self, tensor: torch.Tensor, base: int) -> Slab:
+        """A slab over host memory that is there already, pinned in place if possible."""
+        if self.registrar is None:
+            return Slab(tensor, base)
+        return self._registered(tensor, base)
+
+    def _registered(self, tensor: torch.Tensor, base: int) -> Slab:
         assert self.registrar is not None
-        slab = Slab(anonymous(nbytes), base)
+        slab, nbytes = Slab(tensor, base), tensor.numel()
         pages = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         if self._refused(pages):
             return slab
@@ -178,10 +190,42 @@ def anonymous(nbytes: int) -> torch.Tensor:
     """Fresh private memory (uint8) that goes back to the system as soon as nothing refers to it."""
     if nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(mmap.mmap(-1, nbytes, **_PRIVATE), dtype=torch.uint8, count=nbytes)
+    return _over(mmap.mmap(-1, nbytes, **_PRIVATE))
 
 
-def lay_out(groups: Iterable[Group], start: int = 0) -> int:
+def _over(memory: mmap.mmap) -> torch.Tensor:
+    return torch.frombuffer(memory, dtype=torch.uint8, count=len(memory))
+
+
+# Slabs that a loader has filled, by address: enabling takes them as they are. A slab is gone with its last tensor.
+_READY: dict[int, weakref.ref[mmap.mmap]] = {}
+
+
+def ready_slab(nbytes: int) -> torch.Tensor:
+    """Memory for tensors laid out by :func:`lay_out`; a component that has all of them takes it as its master."""
+    memory = mmap.mmap(-1, nbytes, **_PRIVATE)
+    slab = _over(memory)
+    address = slab.data_ptr()
+    _READY[address] = weakref.ref(memory)
+    weakref.finalize(memory, _READY.pop, address, None).atexit = False
+    return slab
+
+
+class Placed(Protocol):
+    """Bytes that get a place in a layout."""
+
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """How many."""
+        ...
+
+
+AnyPlaced = TypeVar("AnyPlaced", bound=Placed)
+
+
+def lay_out(groups: Iterable[Placed], start: int = 0) -> int:
     """Give each group its place, aligned, one after the other; returns the end."""
     for group in groups:
         group.offset = start
@@ -193,7 +237,7 @@ def pack(groups: list[Group], budget: PinBudget, slabs: list[Slab]) -> int:
     """Lay groups out in slabs, those without padding first, and move their bytes there, slab by slab.
 
     Each group's old memory is freed as soon as its bytes are in a slab, so that the peak is the weights and
-    one slab.
+    one slab. What a loader has laid out already stays where it is.
 
     Args:
         groups: Any that are not mapped; their tensors are rebound to the slabs.
@@ -204,7 +248,20 @@ def pack(groups: list[Group], budget: PinBudget, slabs: list[Slab]) -> int:
         The end of the layout.
     """
     start = 0
-    for batch in _batches(groups):
+    ready, rest = _ready(groups) if budget.adopts() else ([], groups)
+    for memory, members in ready:
+        slab = budget.adopt(_over(memory), start)
+        slabs.append(slab)
+        address = slab.tensor.data_ptr()
+        for group in members:
+            group.offset = start + group.source.data_ptr() - address
+            group.rehome(group.source)
+            group.bind_host()
+            group.leave()
+            group.packed = True
+        slab.groups = members
+        start += slab.tensor.numel()
+    for batch in batches(rest):
         end = lay_out(batch, start)
         slab = budget.slab(end - start, start)
         slabs.append(slab)
@@ -221,8 +278,33 @@ def pack(groups: list[Group], budget: PinBudget, slabs: list[Slab]) -> int:
     return start
 
 
-def _batches(groups: list[Group]) -> Iterable[list[Group]]:
-    batch: list[Group] = []
+def _ready(groups: list[Group]) -> tuple[list[tuple[mmap.mmap, list[Group]]], list[Group]]:
+    """Filled slabs whose tensors are all among the groups, in order, and the groups that lie in no such slab."""
+    found = sorted(
+        (address, memory) for address, one in tuple(_READY.items()) if (memory := one()) is not None
+    )
+    starts = [address for address, _ in found]
+    inside: dict[int, list[Group]] = {}
+    for group in groups:
+        index = bisect.bisect_right(starts, group.source.data_ptr()) - 1 if group.nbytes else -1
+        if index >= 0 and group.source.device.type == "cpu":
+            low = group.source.data_ptr() - starts[index]
+            if low % ALIGNMENT == 0 and low + group.nbytes <= len(found[index][1]):
+                inside.setdefault(index, []).append(group)
+    whole = {
+        index: sorted(members, key=lambda one: one.source.data_ptr())
+        for index, members in inside.items()
+        if sum(align(one.nbytes) for one in members) == len(found[index][1])
+    }
+    taken = {id(one) for members in whole.values() for one in members}
+    return [(found[index][1], whole[index]) for index in whole], [
+        one for one in groups if id(one) not in taken
+    ]
+
+
+def batches(groups: Iterable[AnyPlaced]) -> Iterator[list[AnyPlaced]]:
+    """What goes into a slab each, those without padding first."""
+    batch: list[AnyPlaced] = []
     size = 0
     for group in groups:
         if batch and size + align(group.nbytes) > SLAB_BYTES:
@@ -234,5 +316,5 @@ def _batches(groups: list[Group]) -> Iterable[list[Group]]:
         yield _solid_first(batch)
 
 
-def _solid_first(batch: list[Group]) -> list[Group]:
+def _solid_first(batch: list[AnyPlaced]) -> list[AnyPlaced]:
     return sorted(batch, key=lambda group: group.nbytes % ALIGNMENT != 0)

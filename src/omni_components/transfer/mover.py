@@ -6,10 +6,10 @@ masters. What did change on the device is copied home first, group by group.
 
 from __future__ import annotations
 
-import itertools
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch.profiler import record_function
@@ -17,10 +17,14 @@ from torch.profiler import record_function
 from ..components.tensors import Group
 from ..components.wrappers import leaves
 from ..errors import TransferError
+from ..policy import HEADROOM
 from ..protocols import Moved, MoverFacts
+from .ahead import Ahead
 from .arena import Arena
-from .cargo import Cargo
+from .cargo import Cargo, Pair
 from .device import Backend, moving
+from .inspection import audit, facts, what_hinders_prefetch
+from .staging import Staging
 
 
 class ArenaMover:
@@ -29,14 +33,19 @@ class ArenaMover:
     Args:
         backend: The device's streams and memory.
         keep_arena: Hold one device buffer for all components that take turns; otherwise take and give back.
+        ahead: Components may be copied ahead, so that the buffer needs room for one more.
     """
 
-    def __init__(self, backend: Backend, *, keep_arena: bool) -> None:
+    def __init__(self, backend: Backend, *, keep_arena: bool, ahead: bool = False) -> None:
         self.backend = backend
-        self.arena = Arena(backend.device, keep=keep_arena)
+        self.arena = Arena(backend.device, keep=keep_arena, ahead=ahead, free=self._free_ahead)
+        self.staging: Staging | None = None  # the way for masters that are mapped from files
         self._cargo: dict[str, Cargo] = {}
+        self._ahead: dict[str, Ahead] = {}
         self._stale = False  # somebody absent may have views of a buffer that was given up
         self._users: list[object] = []  # streams that may still compute on arena memory its owner has left
+        # The allocator gives bytes back to the stream they were taken on: one, whichever threads load and evict.
+        self._origin = backend.touch()
 
     # --- who travels --------------------------------------------------------------------------------------
 
@@ -52,12 +61,16 @@ class ArenaMover:
         self.arena.forget(name)
         with moving():
             cargo.leave(stable=False)
+            cargo.restore_computed()
         for slab in cargo.slabs:
             slab.unpin()
         self._cargo.pop(name, None)  # last: an interrupted one is done again
 
-    def arrange(self, swapped: list[str], rivals: Callable[[str, str], bool]) -> None:
-        """Place those that take turns in the arena."""
+    def arrange(
+        self, swapped: list[str], rivals: Callable[[str, str], bool], limit: int | None = None
+    ) -> None:
+        """Place those that take turns in the arena, which may be as large as ``limit`` to hold one more."""
+        self.arena.limit = limit
         sizes = {name: self._cargo[name].size for name in swapped}
         self._leave_absent(self.arena.arrange(sizes, rivals))
 
@@ -76,9 +89,52 @@ class ArenaMover:
         cargo = self._cargo[name]
         with moving(), record_function(f"omni::load {name}"):
             adopted, copied = self._adopt(cargo)
+            ahead = self._ahead.get(name)
+            recopied = ahead is not None and (adopted > 0 or not ahead.up_to_date())
+            if recopied:
+                self.drop(name)
             with self._undone_on_failure(cargo):
-                self._bring_in(cargo)
-        return Moved(bytes=cargo.payload(), written_back=copied, adopted=adopted, size=cargo.new_size())
+                brought = self._bring_in(cargo)
+        return Moved(
+            bytes=brought,
+            written_back=copied,
+            adopted=adopted,
+            size=cargo.new_size(),
+            recopied=recopied,
+        )
+
+    def has_room_ahead(self, name: str) -> bool:
+        """Whether a component has a pinned master, and bytes for it are proven free beside those in use."""
+        cargo = self._cargo[name]
+        copies_run_alone = self.backend.touch() is not None and cargo.payload(pinned=True) > 0
+        return copies_run_alone and self.arena.has_room_ahead(name, cargo.size)
+
+    def prefetch(self, name: str) -> Moved:
+        """Begin to copy an absent component into bytes of its own; what is not pinned waits for `load`."""
+        cargo = self._cargo[name]
+        with moving(), record_function(f"omni::prefetch {name}"):
+            try:
+                with self._taking():
+                    ahead = self._ahead[name] = Ahead(cargo, self.arena.take_ahead(name, cargo.size))
+                ahead.arrived = self._copy(cargo, cargo.copies(ahead.block, pinned=True))
+            except BaseException:
+                try:
+                    self._let_copies_end()
+                finally:
+                    self.drop(name)
+                raise
+        return Moved(bytes=cargo.payload(pinned=True))
+
+    def drop(self, name: str) -> None:
+        """Give back the bytes that a component was copied into ahead. Idempotent."""
+        ahead = self._ahead.get(name)
+        if ahead is not None:
+            try:
+                # The bytes are about to be anyone's, and the masters may be written to.
+                self._settle(ahead.arrived)
+            finally:
+                self.arena.give(name)
+                self._ahead.pop(name, None)
 
     def evict(self, name: str) -> Moved:
         """Bind a component's tensors back to its masters and give its device bytes back.
@@ -112,16 +168,18 @@ class ArenaMover:
         """Whether a component is on the device."""
         return self._cargo[name].present
 
-    def touch(self, name: str) -> None:
-        """Note the current stream: it waits for the copies, and the component does not leave before its work."""
-        stream = self.backend.touch()
+    def touch(self, name: str, stream: Any = None) -> Any:
+        """Note a stream: it waits for the copies, and the component does not leave before its work."""
         if stream is None:
-            return  # nothing is asynchronous here
+            stream = self.backend.touch()
+        if stream is None:
+            return None  # nothing is asynchronous here
         cargo = self._cargo[name]
         if stream not in cargo.streams:
-            cargo.streams.append(stream)
             if cargo.arrived is not None:
                 self.backend.wait(stream, cargo.arrived)
+            cargo.streams.append(stream)
+        return stream
 
     def release_arena(self) -> int:
         """Give the arena's memory back to the system if nobody is in it; returns the bytes."""
@@ -140,6 +198,10 @@ class ArenaMover:
                 composite.saved()
             return copied
 
+    def what_hinders_prefetch(self) -> list[str]:
+        """Why components are not copied ahead although the policy asks for it, for the report."""
+        return what_hinders_prefetch(self._cargo, self.arena, self.backend)
+
     def is_current(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor, or a view, shows what its component's slots hold now.
 
@@ -153,36 +215,12 @@ class ArenaMover:
 
     def facts(self) -> MoverFacts:
         """Memory that the masters and the arena hold, for the report."""
-        slabs = [slab for cargo in self._cargo.values() for slab in cargo.slabs]
-        apart = [group for cargo in self._cargo.values() if not cargo.slabs for group in cargo.groups]
-        mapped = sum(group.nbytes for group in apart) if self.backend.device.type == "cpu" else 0
-        pageable = sum(slab.tensor.numel() for slab in slabs if not slab.pinned)
-        pageable += 0 if mapped else sum(group.nbytes for group in apart)
-        plain = [one for cargo in self._cargo.values() for one in cargo.members() if one.slots]
-        same = all(one.device is one.host for one in plain)
-        return MoverFacts(
-            pinned_bytes=sum(slab.taken for slab in slabs),
-            pageable_bytes=pageable,
-            mapped_bytes=mapped,
-            arena_bytes=self.arena.held,
-            binding="data" if same else "slots",
-        )
+        staging = () if self.staging is None else self.staging.slabs
+        return facts(self._cargo.values(), self.arena, staging)
 
     def audit(self, present: Mapping[str, bool]) -> list[str]:
         """Compare every tensor with where the ledger says it is, and look for bytes with two owners."""
-        found = []
-        ranges: list[tuple[int, int, str]] = []
-        for name, expected in present.items():
-            cargo = self._cargo[name]
-            if cargo.present is not expected:
-                found.append(f"{name!r} is {'' if cargo.present else 'not '}on the device")
-            found += cargo.misplaced(self.backend.device if cargo.present else torch.device("cpu"))
-            ranges += cargo.ranges()
-        ranges.sort()
-        for (_, high, one), (low, _, other) in itertools.pairwise(ranges):
-            if low < high:
-                found.append(f"{one!r} and {other!r} share bytes")
-        return found
+        return audit(self._cargo, self._ahead, present, self.backend.device)
 
     def _leave_absent(self, given_up: bool) -> None:
         """Drop the views of a buffer that was given up, now or, if an interrupt came between, the next time."""
@@ -210,9 +248,7 @@ class ArenaMover:
             yield
         except BaseException as error:
             try:
-                # Copies that were enqueued before the failure still read the masters and write the block.
-                cargo.arrived = self.backend.done()
-                self._settle_copies(cargo)
+                self._let_copies_end()
             finally:
                 cargo.bind_host()
                 self._vacate(cargo)
@@ -223,37 +259,59 @@ class ArenaMover:
                 raise self._error(cargo, error, to_host=False) from error
             raise
 
-    def _bring_in(self, cargo: Cargo) -> None:
-        block = self._room(cargo)
-        self._copy_in(cargo, block)
+    def _bring_in(self, cargo: Cargo) -> int:
+        """Put it into its device bytes, or go on where it was copied ahead; returns the bytes copied now."""
+        ahead = self._ahead.get(cargo.name)
+        block = self._room(cargo) if ahead is None else ahead.block
+        rest = None if ahead is None else False  # those that are not pinned
+        brought = cargo.payload(pinned=rest)
+        if brought or ahead is None:
+            cargo.arrived = self._copy(cargo, cargo.copies(block, pinned=rest))
+        else:
+            cargo.arrived = ahead.arrived
+        here = self.backend.touch()
+        cargo.streams = [] if here is None else [here]
+        if here is not None:
+            self.backend.wait(here, cargo.arrived)
         cargo.settle(block)
         if self.backend.watches():
             self.backend.lend(cargo.memory())
         cargo.bind_device()
+        self._ahead.pop(cargo.name, None)
+        return brought
 
     def _room(self, cargo: Cargo) -> torch.Tensor:
         self._leave_absent(self.arena.grow(cargo.name, cargo.size))
-        try:
-            return self.arena.take(cargo.name, cargo.size)
-        except (torch.OutOfMemoryError, MemoryError):
-            # Blocks of other sizes may be cached. Once: a second failure is the truth.
-            self.backend.flush()
-            return self.arena.take(cargo.name, cargo.size)
+        with self._taking():
+            try:
+                return self.arena.take(cargo.name, cargo.size)
+            except (torch.OutOfMemoryError, MemoryError):
+                # Blocks of other sizes may be cached. Once: a second failure is the truth.
+                self.backend.flush()
+                return self.arena.take(cargo.name, cargo.size)
 
-    def _copy_in(self, cargo: Cargo, block: torch.Tensor) -> None:
-        here = self.backend.touch()
-        # The block may be memory that compute, here or on a stream of its last owner, has not finished with.
-        self.backend.after([*self._users, *([here] if here is not None else [])])
+    def _taking(self) -> Any:
+        return nullcontext() if self._origin is None else self._origin
+
+    def _copy(self, cargo: Cargo, pairs: Iterable[Pair]) -> Any:
+        """Enqueue copies to a component's device bytes; returns the event behind them."""
+        # The block may be memory that compute, on the stream it comes from or on one of its last owner's, still uses.
+        self.backend.after([*self._users, *([self._origin] if self._origin is not None else [])])
         with self.backend.copies():
-            for target, source in cargo.copies(block):
-                target.copy_(source, non_blocking=True)
-        cargo.arrived = self.backend.done()
+            if self.staging is not None:
+                self.staging.send(pairs)
+            else:
+                for target, source in pairs:
+                    target.copy_(source, non_blocking=True)
+        arrived = self.backend.done()
         for slab in cargo.slabs:
-            slab.reader = cargo.arrived
-        cargo.streams = [] if here is None else [here]
-        if here is not None:
-            self.backend.wait(here, cargo.arrived)
+            slab.reader = arrived
         self._users = []
+        return arrived
+
+    def _let_copies_end(self) -> None:
+        """Copies that were enqueued before a failure still read the masters and write the block."""
+        self._settle(self.backend.done())
 
     # --- evicting -----------------------------------------------------------------------------------------
 
@@ -271,22 +329,30 @@ class ArenaMover:
         return group.nbytes
 
     def _settle_copies(self, cargo: Cargo) -> None:
+        self._settle(cargo.arrived)
+
+    def _settle(self, arrived: Any) -> None:
         # Once home, the masters may be written to: no copy may still be reading them.
-        if cargo.arrived is not None and not cargo.arrived.query():
-            cargo.arrived.synchronize()
+        if arrived is not None and not arrived.query():
+            arrived.synchronize()
 
     def _vacate(self, cargo: Cargo) -> None:
-        here = self.backend.touch()
         for stream in cargo.streams:
             if stream not in self._users:
                 self._users.append(stream)
-            if here is not None and stream != here:
-                here.wait_stream(stream)  # the allocator may give these bytes to the current stream next
+            if stream != self._origin:
+                self._origin.wait_stream(stream)  # the allocator may give it these bytes next
         cargo.streams, cargo.arrived = [], None
         if self.backend.watches():
             self.backend.take_back(cargo.memory())
         cargo.leave(stable=self.arena.stable(cargo.name))
         self.arena.give(cargo.name)
+        self._ahead.pop(cargo.name, None)
+
+    def _free_ahead(self) -> int | None:
+        """Device bytes that are free and will not be needed by the computing, as far as one can tell."""
+        free = self.backend.free_bytes()
+        return None if free is None else int(free * (1 - HEADROOM))
 
     def _error(self, cargo: Cargo, error: Exception, *, to_host: bool) -> TransferError:
         cause = (str(error) or type(error).__name__).splitlines()[0]

@@ -11,7 +11,7 @@ import torch
 from omni_components.testing.simulated.backend import BACKEND, extension
 from omni_components.testing.simulated.faults import FaultPoint
 from omni_components.testing.simulated.records import AcceleratorStats, RaceReport
-from omni_components.testing.simulated.sizes import parse_bytes, parse_speed
+from omni_components.sizes import parse_bytes, parse_speed
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 BACKEND = "sim"
-_NOT_THE_CALLER = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_NOT_THE_CALLER = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _lock = threading.Lock()
 _extension: ModuleType | None = None
 

@@ -1,0 +1,219 @@
+"""One case run three ways on one simulated accelerator: resident, by diffusers' own offload, by ours."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from omni_components import Offload, offload
+from omni_components.errors import OmniComponentsError
+from omni_components.residency.events import EventKind
+from omni_components.testing import SimulatedAccelerator
+
+from .case import Case
+
+REQUESTS = 2
+
+
+@dataclass(kw_only=True)
+class Row:
+    """What is known about one class; bytes are those of two requests, above what the resident run moves itself.
+
+    Attributes:
+        name: The class.
+        runs_resident: Its components fit the simulated accelerator's operators, all resident.
+        runs_diffusers: It runs under diffusers' own offload.
+        equal_diffusers: With the resident run's output, both times.
+        runs_ours: It runs under ours.
+        equal: The first request gives what the resident run gives, bit for bit.
+        second_equal: The second, too.
+        weights: Bytes of all components, each storage once.
+        bytes_in: To the device, by ours, without ``gaps``.
+        bytes_in_diffusers: By diffusers' own.
+        bytes_back: To the host, by ours.
+        bytes_back_diffusers: By diffusers' own.
+        gaps: Bytes to the device between the weights: a packed copy keeps each at a multiple of 256, which counts
+            only where weights are as small as here.
+        peak: Bytes of weights on the device together, at most, by ours.
+        peak_diffusers: By diffusers' own.
+        reason: Why not, where something does not run.
+    """
+
+    name: str
+    runs_resident: bool = False
+    runs_diffusers: bool = False
+    equal_diffusers: bool = False
+    runs_ours: bool = False
+    equal: bool = False
+    second_equal: bool = False
+    weights: int = 0
+    bytes_in: int = 0
+    bytes_in_diffusers: int = 0
+    bytes_back: int = 0
+    bytes_back_diffusers: int = 0
+    gaps: int = 0
+    peak: int = 0
+    peak_diffusers: int = 0
+    reason: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The row for the file, under the key ``class`` for the name."""
+        fields = asdict(self)
+        return {"class": fields.pop("name"), **fields}
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One way: outputs of each request, bytes over the link, the most weights together.
+
+    For ours also the bytes between the weights that its packed copies carried.
+    """
+
+    outputs: list[list[torch.Tensor]] = field(default_factory=list)
+    sent: int = 0
+    returned: int = 0
+    peak: int = 0
+    gaps: int = 0
+    error: str = ""
+
+
+def compare(case: Case, module: str) -> Row:
+    """Run a case in the three ways."""
+    row = Row(name=case.name)
+    with SimulatedAccelerator() as sim, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        resident = _run(case, module, sim, _resident)
+        row.runs_resident = not resident.error
+        if resident.error:
+            row.reason = f"resident: {resident.error}"
+            return row
+        row.reason = _useless(resident.outputs)
+        row.weights = sum(weight_bytes(one) for _, one in modules(case.build(module)))
+        theirs = _run(case, module, sim, _theirs)
+        ours = _run(case, module, sim, _ours)
+        row.runs_diffusers, row.runs_ours = not theirs.error, not ours.error
+        if theirs.error:
+            row.reason += f"diffusers: {theirs.error} "
+        if ours.error:
+            row.reason += f"ours: {ours.error} "
+    row.equal_diffusers = not theirs.error and all(map(same, theirs.outputs, resident.outputs))
+    if not ours.error:
+        row.equal, row.second_equal = map(same, ours.outputs, resident.outputs)
+    row.gaps = ours.gaps
+    row.bytes_in, row.bytes_back = ours.sent - ours.gaps - resident.sent, ours.returned - resident.returned
+    row.bytes_in_diffusers = theirs.sent - resident.sent
+    row.bytes_back_diffusers = theirs.returned - resident.returned
+    row.peak, row.peak_diffusers = ours.peak, theirs.peak
+    return row
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    """Whether two outputs are the same numbers, all of them."""
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+def modules(pipeline: Any) -> list[tuple[str, nn.Module]]:
+    """The components that have weights, each once."""
+    found = {id(one): (name, one) for name, one in pipeline.components.items() if isinstance(one, nn.Module)}
+    return list(found.values())
+
+
+def weight_bytes(module: nn.Module) -> int:
+    """Bytes of a module's storages, each once."""
+    held = {one.untyped_storage()._cdata: one.untyped_storage() for one in (*module.parameters(), *module.buffers())}
+    return sum(one.nbytes() for one in held.values())
+
+
+def _useless(outputs: list[list[torch.Tensor]]) -> str:
+    """Outputs that any offload would give prove nothing."""
+    floats = [one for output in outputs for one in output if one.numel() > 1]
+    if not floats:
+        return "case: no numbers in the output "
+    if not all(torch.isfinite(one.float()).all() for one in floats):
+        return "case: numbers that are not finite "
+    if all((one == one.flatten()[0]).all() for one in floats):
+        return "case: the same number everywhere "
+    return ""
+
+
+def _run(case: Case, module: str, sim: SimulatedAccelerator, way: Callable[..., None]) -> Run:
+    run = Run()
+    try:
+        way(case, case.build(module), sim, run)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        told = str(error).strip().splitlines() or [""]
+        run.error = f"{type(error).__name__}: {told[0][:300]} ({where.filename.split('site-packages/')[-1]}:{where.lineno})"
+        if VERBOSE:
+            traceback.print_exc()
+        error.__traceback__ = None
+    gc.collect()  # a pipeline is full of cycles, and its weights are still on the device
+    return run
+
+
+VERBOSE = False
+
+
+def _resident(case: Case, pipeline: Any, sim: SimulatedAccelerator, run: Run) -> None:
+    pipeline.to(sim.device)
+    _requests(case, pipeline, sim, run)
+
+
+def _theirs(case: Case, pipeline: Any, sim: SimulatedAccelerator, run: Run) -> None:
+    pipeline.enable_model_cpu_offload(device=sim.device)
+    _requests(case, pipeline, sim, run)
+
+
+def _ours(case: Case, pipeline: Any, sim: SimulatedAccelerator, run: Run) -> None:
+    with offload(pipeline, device=sim.device) as handle:
+        _requests(case, pipeline, sim, run)
+        handle.ledger.audit()
+        run.gaps = _gaps(handle, dict(modules(pipeline)))
+    if sim.races:
+        raise OmniComponentsError(f"{len(sim.races)} races: {sim.races[0]}")
+
+
+def _gaps(handle: Offload, parts: dict[str, nn.Module]) -> int:
+    weights = {one.name: weight_bytes(parts[one.name]) for one in handle.components if not one.resident}
+    loads = [event for event in handle.events if event.kind is EventKind.LOAD and event.component in weights]
+    return sum(max(0, event.bytes - weights[event.component]) for event in loads)  # shared weights stay
+
+
+def _requests(case: Case, pipeline: Any, sim: SimulatedAccelerator, run: Run) -> None:
+    sim.reset()
+    with _watched(pipeline, sim.device, run):
+        for _ in range(REQUESTS):
+            run.outputs.append(case.request(pipeline))
+    stats = sim.stats()
+    run.sent, run.returned = stats.h2d_bytes, stats.d2h_bytes
+
+
+@contextmanager
+def _watched(pipeline: Any, device: torch.device, run: Run) -> Iterator[None]:
+    """Look at every call of every module, from outside, whose weights are on the device."""
+    watched = [(module, weight_bytes(module)) for _, module in modules(pipeline)]
+
+    def look(*_: Any) -> None:
+        there = sum(size for module, size in watched if size and next(_tensors(module)).device == device)
+        run.peak = max(run.peak, there)
+
+    handles = [register_module_forward_pre_hook(look), register_module_forward_hook(look)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()

@@ -1,0 +1,50 @@
+"""``omni-components plan``: what a model would need under each policy, before any weight is loaded."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help="A diffusers folder, the id of one on the hub, or 'demo'.")],
+    device_memory: Annotated[
+        str | None, typer.Option(help="Memory of the accelerator, such as 24GiB.", metavar="SIZE")
+    ] = None,
+    host_memory: Annotated[
+        str | None, typer.Option(help="Memory of the host, such as 64GiB.", metavar="SIZE")
+    ] = None,
+    link: Annotated[str, typer.Option(help="Speed of a copy to the device.", metavar="SPEED")] = "25GB/s",
+    activations: Annotated[
+        str | None,
+        typer.Option(help="Device memory for computing; default: a fifth of the device.", metavar="SIZE"),
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of the weights: float32, bfloat16 or float16.")] = None,
+    variant: Annotated[str | None, typer.Option(help="Of the weight files, such as fp16.")] = None,
+    local_files_only: Annotated[bool, typer.Option(help="Never ask the hub.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Say what a model would need: bytes, conflicts, peaks, traffic, and the cheapest policy that fits.
+
+    It reads the configuration and the headers of the weight files; no weight is loaded, no accelerator needed.
+
+    Example: omni-components plan Wan-AI/Wan2.2-T2V-A14B-Diffusers --dtype bfloat16 --device-memory 48GiB
+    """
+    # Imported here: --help need not wait for torch.
+    from ..omni import as_dtype
+    from ..planning.model import plan as planned
+    from ..planning.text import as_text
+
+    found = planned(
+        model,
+        device_memory=device_memory,
+        host_memory=host_memory,
+        link=link,
+        activations=activations,
+        dtype=as_dtype(dtype),
+        variant=variant,
+        local_files_only=local_files_only,
+    )
+    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else as_text(found))

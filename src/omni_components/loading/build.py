@@ -1,0 +1,184 @@
+"""Models without weights: built by their own libraries, with ``Deferred`` tensors where weights will be.
+
+Only parameters are made on the meta device, through torch's own registration hook. Buffers and plain tensors
+that a constructor computes (rotary frequencies, position ids) are computed on the host, as they always are.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from .deferred import Deferred
+from .files import Entry
+from .keys import refuse_missing, refuse_shape, warn_unexpected
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Parameters that this thread registers meanwhile have no memory."""
+    thread = threading.get_ident()
+
+    def to_meta(module: nn.Module, name: str, parameter: Any) -> Any:
+        if threading.get_ident() != thread or parameter is None or parameter.is_meta:
+            return None  # as it is; one that is tied stays the same object
+        made = type(parameter)(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        made.__dict__.update(parameter.__dict__)
+        return made
+
+    hook = register_module_parameter_registration_hook(to_meta)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+# --- diffusers --------------------------------------------------------------------------------------------
+
+
+def diffusers_model(
+    kind: Any, folder: Path, entries: dict[str, Entry], dtype: torch.dtype | None, component: str
+) -> nn.Module:
+    """A diffusers model as ``from_pretrained`` makes it, without its weights.
+
+    Raises:
+        WeightsError: The files do not fit the model.
+    """
+    config, unused, _ = kind.load_config(
+        str(folder), return_unused_kwargs=True, return_commit_hash=True, local_files_only=True
+    )
+    dtype = dtype or torch.float32
+    with ExitStack() as stack:
+        stack.enter_context(_default_dtype(dtype))
+        stack.enter_context(without_weights())
+        model: nn.Module = kind.from_config(config, **unused)
+    state: dict[str, Any] = {name: Deferred.of(entry) for name, entry in entries.items()}
+    model._fix_state_dict_keys_on_load(state)  # type: ignore[operator]
+    _assign(model, kind, state, dtype, folder, component)
+    model.register_to_config(_name_or_path=str(folder))  # type: ignore[operator]
+    return model.eval()
+
+
+def _assign(
+    model: nn.Module, kind: Any, state: dict[str, Any], dtype: torch.dtype, folder: Path, component: str
+) -> None:
+    expected = model.state_dict(keep_vars=True)
+    unexpected = sorted(set(state) - set(expected))
+    given = {id(expected[name]) for name in state if name in expected}
+    missing = [name for name, tensor in expected.items() if name not in state and id(tensor) not in given]
+    refuse_missing(component, str(folder), missing, unexpected)
+    ignored = kind._keys_to_ignore_on_load_unexpected or ()
+    named = [name for name in unexpected if not any(re.search(one, name) for one in ignored)]
+    warn_unexpected(component, str(folder), named)
+    high = kind._keep_in_fp32_modules or ()
+    keep = set([high] if isinstance(high, str) else high)
+    taken: dict[int, Any] = {}
+    for name, old in expected.items():
+        if name not in state:
+            continue
+        refuse_shape(component, _origin(state[name], folder), name, state[name].shape, old.shape)
+        wanted = state[name].dtype
+        if wanted.is_floating_point:
+            wanted = torch.float32 if keep & set(name.split(".")) else dtype
+        tensor = state[name].to(wanted)
+        taken[id(old)] = _put(model, name, tensor, old)
+    for name, old in expected.items():
+        if name not in state:
+            _slot(model, name)[1][name.rpartition(".")[2]] = taken[id(old)]  # tied: stored once
+
+
+def _origin(tensor: Any, folder: Path) -> str:
+    entry = tensor.plan.entry
+    return str(folder if entry is None else entry.file.path)
+
+
+def _slot(model: nn.Module, name: str) -> tuple[nn.Module, Any]:
+    path, _, last = name.rpartition(".")
+    module = model.get_submodule(path)
+    return module, module._parameters if last in module._parameters else module._buffers
+
+
+def _put(model: nn.Module, name: str, tensor: Any, old: torch.Tensor) -> Any:
+    _, table = _slot(model, name)
+    if isinstance(old, nn.Parameter):
+        tensor = nn.Parameter(tensor, requires_grad=old.requires_grad)
+    table[name.rpartition(".")[2]] = tensor
+    return tensor
+
+
+# --- transformers -----------------------------------------------------------------------------------------
+
+
+def transformers_model(
+    kind: Any, folder: Path, entries: dict[str, Entry], dtype: torch.dtype | None, component: str
+) -> nn.Module:
+    """A transformers model: its own loader renames, casts and ties, over tensors that are not there yet.
+
+    Raises:
+        WeightsError: The files do not fit the model.
+        NotDeferrable: Its loader looks at values.
+    """
+    state = {name: Deferred.of(entry) for name, entry in entries.items()}
+    config = kind.config_class.from_pretrained(str(folder), local_files_only=True)
+    with quiet_transformers():
+        model, info = kind.from_pretrained(
+            None,
+            config=config,
+            state_dict=state,
+            dtype=dtype or "auto",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **_generation(kind, folder),
+        )
+    for name, stored, wanted in sorted(info["mismatched_keys"]):
+        origin = _origin(state[name], folder) if name in state else str(folder)
+        refuse_shape(component, origin, name, stored, wanted)
+    unexpected = sorted(info["unexpected_keys"])
+    refuse_missing(component, str(folder), sorted(info["missing_keys"]), unexpected)
+    warn_unexpected(component, str(folder), unexpected)
+    model.config._name_or_path = model.name_or_path = str(folder)
+    found: nn.Module = model
+    return found
+
+
+def _generation(kind: Any, folder: Path) -> dict[str, Any]:
+    if not kind.can_generate() or not (folder / "generation_config.json").is_file():
+        return {}
+    from transformers import GenerationConfig  # imported here: most components never generate
+
+    return {"generation_config": GenerationConfig.from_pretrained(str(folder), local_files_only=True)}
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Its remarks about keys are made here, in this package's words, and the bar over bytes is the caller's."""
+    from transformers.utils import logging as theirs  # imported here: it takes seconds
+
+    logging: Any = theirs
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,330 @@
+"""``load_components``: a diffusers folder goes from its files straight into masters, or stays mapped."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from ..errors import ModelError, PolicyError, ResidencyWarning, WeightsError, format_bytes
+from ..transfer.hostmemory import pinnable_bytes
+from .build import diffusers_model, transformers_model
+from .checkpoint import find_weights, has_variant
+from .deferred import NotDeferrable
+from .files import Entry
+from .fill import Awaited, awaited, fill, map_in, stranded
+
+Masters = Literal["auto", "pinned", "mapped"]
+OnBytes = Callable[[int, int], None]
+INDEX = "model_index.json"
+# Every library's name for its weights, and the function that builds its models without them.
+_DIFFUSERS, _TRANSFORMERS = "diffusion_pytorch_model", "model"
+
+
+def load_components(
+    source: str | os.PathLike[str] | type,
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
+    variant: str | None = None,
+    masters: Masters = "auto",
+    on_bytes: OnBytes | None = None,
+    local_files_only: bool = False,
+    **passed: Any,
+) -> Any:
+    """A pipeline from files, its weights once in memory, as ``offload`` will use them; no device is touched.
+
+    Values, element types and configuration are those of ``from_pretrained``.
+
+    Args:
+        source: A folder that ``save_pretrained`` of a pipeline, or of one model, has written; the id of a
+            pipeline on the hub; or a pipeline's class, with ``folder``.
+        folder: The folder or id, where ``source`` is a class.
+        dtype: Of floating-point weights, applied while they are read; a table gives each component its own
+            (``"default"`` the others'). ``None`` is the default of ``from_pretrained``.
+        variant: Of the files, such as ``"fp16"``.
+        masters: ``"pinned"`` reads weights into slabs, which ``offload`` pins where they are; ``"mapped"``
+            leaves them in the files' pages until they are loaded; ``"auto"`` maps what does not fit into memory.
+        on_bytes: Called with the bytes that are there, and the bytes in all.
+        local_files_only: Never ask the hub.
+        **passed: What else ``from_pretrained`` of the pipeline takes: components that are there already,
+            ``None`` for one that is not wanted, options.
+
+    Returns:
+        The pipeline, or the one model that the folder holds.
+
+    Raises:
+        WeightsError: Files that are missing, corrupt, truncated or of another model; nothing was read.
+        ModelError: No such folder.
+        PolicyError: An argument that is not possible.
+    """
+    if masters not in ("auto", "pinned", "mapped"):
+        raise PolicyError("masters", masters, "'auto', 'pinned' or 'mapped'")
+    kind, place = _asked(source, folder)
+    # Masters made under inference mode could not be written later.
+    with torch.inference_mode(False), torch.no_grad():
+        where = _folder(kind, place, variant, local_files_only)
+        loader = _Loader(where, dtype, variant, masters, on_bytes)
+        if not (where / INDEX).is_file():
+            return loader.single(kind)
+        return loader.pipeline(kind, passed)
+
+
+@dataclass(slots=True, eq=False)
+class _Built:
+    """A model whose weights are still to be read."""
+
+    name: str
+    model: nn.Module
+    waiting: list[Awaited]
+
+
+class _Loader:
+    """One call of ``load_components``: everything is checked before the first weight is read."""
+
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype | Mapping[str, torch.dtype] | None,
+        variant: str | None,
+        masters: Masters,
+        on_bytes: OnBytes | None,
+    ) -> None:
+        self._folder, self._dtype, self._variant = folder, dtype, variant
+        self._masters, self._on_bytes = masters, on_bytes
+        self._done = self._total = 0
+
+    def pipeline(self, kind: Any, passed: Mapping[str, Any]) -> Any:
+        """The whole pipeline: its models from here, the rest of it by its own library."""
+        declared = _table(self._folder / INDEX)
+        classes = {
+            name: found
+            for name, value in declared.items()
+            if name not in passed and (found := _class_of(value, self._folder / name)) is not None
+        }
+        self._refuse_unknown_variant(classes)
+        built = []
+        for name, model_class in classes.items():
+            one = self._built(name, model_class, self._folder / name)
+            if one is not None:
+                built.append(one)
+        self._read(built)
+        found = {one.name: one.model for one in built}
+        return _assembled(kind, self._folder, self._dtype, self._variant, {**passed, **found})
+
+    def single(self, kind: Any) -> Any:
+        """The one model of a folder without an index of components."""
+        config = self._folder / "config.json"
+        if not config.is_file():
+            problem = f"is a folder without {INDEX} or config.json: no pipeline or model was saved there."
+            raise ModelError(str(self._folder), problem, "Write one with save_pretrained(folder).")
+        facts = _table(config)
+        model_class = kind or _single_class(facts)
+        if model_class is None:
+            problem = "holds a model of an unknown class."
+            raise ModelError(str(self._folder), problem, "Pass its class: load_components(Class, folder).")
+        name = self._folder.resolve().name
+        self._refuse_unknown_variant({name: model_class}, self._folder)
+        built = self._built(name, model_class, self._folder)
+        if built is None:
+            dtype = self._dtype_of(name)
+            asked = {} if dtype is None else {_dtype_argument(model_class): dtype}
+            return model_class.from_pretrained(str(self._folder), variant=self._variant, **asked)
+        self._read([built])
+        return built.model
+
+    # --- checking -----------------------------------------------------------------------------------------
+
+    def _refuse_unknown_variant(self, classes: Mapping[str, Any], only: Path | None = None) -> None:
+        if self._variant is None or not classes:
+            return
+        folders = [(only or self._folder / name, kind) for name, kind in classes.items()]
+        if not any(has_variant(place, _base(kind), self._variant) for place, kind in folders):
+            problem = f"has no files of the variant {self._variant!r} in any component."
+            advice = "Leave variant= out, or pass one that was saved."
+            raise WeightsError(next(iter(classes)), str(self._folder), None, problem, advice)
+
+    def _built(self, name: str, kind: Any, folder: Path) -> _Built | None:
+        """A model without its weights; ``None`` if its own loader has to do it, which is said."""
+        reason = _exotic(kind, folder)
+        if reason is None:
+            entries = find_weights(folder, _base(kind), self._variant, name)
+            try:
+                model = self._model(name, kind, folder, entries)
+            except NotDeferrable as error:
+                reason = str(error)
+            else:
+                left = stranded(model)
+                if not left:
+                    return _Built(name, model, awaited(model))
+                reason = f"{left[0]} is made from weights while it is built"
+        text = f"{name!r} is loaded by its own from_pretrained, which may need its weights twice: {reason}."
+        warnings.warn(text, ResidencyWarning, stacklevel=5)
+        return None
+
+    def _model(self, name: str, kind: Any, folder: Path, entries: dict[str, Entry]) -> nn.Module:
+        build = diffusers_model if _base(kind) == _DIFFUSERS else transformers_model
+        return build(kind, folder, entries, self._dtype_of(name), name)
+
+    def _dtype_of(self, name: str) -> torch.dtype | None:
+        if self._dtype is None or isinstance(self._dtype, torch.dtype):
+            return self._dtype
+        return self._dtype.get(name, self._dtype.get("default", torch.float32))
+
+    # --- reading ------------------------------------------------------------------------------------------
+
+    def _read(self, built: list[_Built]) -> None:
+        total = sum(one.nbytes for each in built for one in each.waiting)
+        mapped = self._masters == "mapped" or (self._masters == "auto" and total > pinnable_bytes())
+        self._total = total if mapped else sum(_stored(one) for each in built for one in each.waiting)
+        self._told(0)
+        converted = 0
+        for each in built:
+            rest = map_in(each.waiting, self._told) if mapped else each.waiting
+            converted += sum(one.nbytes for one in rest) if mapped else 0
+            fill(each.model, rest, _silent if mapped else self._told)
+            if mapped:
+                self._told(sum(one.nbytes for one in rest))
+        if converted:
+            text = (
+                f"{format_bytes(converted)} of weights have to be converted and cannot stay in their files; "
+            )
+            warnings.warn(text + "save them in that dtype.", ResidencyWarning, stacklevel=4)
+
+    def _told(self, count: int) -> None:
+        self._done += count
+        if self._on_bytes is not None:
+            self._on_bytes(min(self._done, self._total), self._total)
+
+
+def _silent(count: int) -> None:
+    """The bar moves when all of it is there."""
+
+
+def _stored(one: Awaited) -> int:
+    return one.nbytes if one.plan.entry is None else one.plan.entry.nbytes
+
+
+# --- what was asked for -----------------------------------------------------------------------------------
+
+
+def _asked(source: Any, folder: Any) -> tuple[Any, str]:
+    if isinstance(source, type):
+        if folder is None:
+            raise PolicyError("folder", None, f"the folder or id to load {source.__name__} from")
+        return source, os.fspath(folder)
+    if folder is not None:
+        raise PolicyError("folder", folder, "None: the first argument is the folder already")
+    return None, os.fspath(source)
+
+
+def _folder(kind: Any, place: str, variant: str | None, local_files_only: bool) -> Path:
+    path = Path(place).expanduser()
+    if path.is_dir():
+        return path
+    owner, slash, name = place.partition("/")
+    if path.exists() or not (slash and owner and name) or "/" in name or owner.startswith((".", "~")):
+        raise ModelError(place, "is neither a folder here nor a model id of the hub.", "Check the path.")
+    from diffusers import DiffusionPipeline  # imported here: it takes seconds
+
+    fetch: Any = kind if hasattr(kind, "download") else DiffusionPipeline
+    return Path(fetch.download(place, variant=variant, local_files_only=local_files_only))
+
+
+def _table(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(str(file), f"cannot be read: {error}.", "Copy or download it again.") from error
+    if not isinstance(found, dict):
+        raise ModelError(str(file), "is no table.", "Copy or download it again.")
+    return found
+
+
+# --- classes ----------------------------------------------------------------------------------------------
+
+
+def _class_of(value: Any, folder: Path) -> Any:
+    """The class of a component that this package can build; ``None`` leaves it to the pipeline's own loader."""
+    if not (
+        isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(one, str) for one in value)
+    ):
+        return None
+    library, name = value
+    if not folder.is_dir() or (folder / f"{library}.py").is_file():
+        return None  # kept elsewhere, or code of the folder's own: its loader asks whether to trust it
+    from diffusers import pipelines  # imported here: it takes seconds
+
+    home: Any = getattr(pipelines, library, None)
+    if home is None and library in ("diffusers", "transformers"):
+        home = __import__(library)
+    found = getattr(home, name, None)
+    return found if isinstance(found, type) and _base(found) is not None else None
+
+
+def _single_class(facts: dict[str, Any]) -> Any:
+    import diffusers
+    import transformers
+
+    names = facts.get("architectures") or []
+    home, name = (
+        (diffusers, facts["_class_name"]) if "_class_name" in facts else (transformers, next(iter(names), ""))
+    )
+    found = getattr(home, str(name), None)
+    return found if isinstance(found, type) and _base(found) is not None else None
+
+
+def _base(kind: Any) -> Any:
+    """How a model's library calls its weights; ``None`` for what is no model of a known library."""
+    from diffusers import ModelMixin
+    from transformers import PreTrainedModel
+
+    if issubclass(kind, ModelMixin):
+        return _DIFFUSERS
+    return _TRANSFORMERS if issubclass(kind, PreTrainedModel) else None
+
+
+def _exotic(kind: Any, folder: Path) -> str | None:
+    """Why only the component's own loader can do it."""
+    from diffusers import ModelMixin
+    from transformers import PreTrainedModel
+
+    libraries: tuple[Any, ...] = (ModelMixin, PreTrainedModel)
+    if kind.from_pretrained.__func__ not in [one.from_pretrained.__func__ for one in libraries]:
+        return f"{kind.__name__} has a loader of its own"
+    config = folder / "config.json"
+    facts = _table(config) if config.is_file() else {}
+    if facts.get("quantization_config"):
+        return "its config asks for quantisation"
+    if facts.get("auto_map"):
+        return "its config asks for code of its own"
+    return None
+
+
+def _dtype_argument(kind: Any) -> str:
+    return "torch_dtype" if _base(kind) == _DIFFUSERS else "dtype"
+
+
+def _assembled(kind: Any, folder: Path, dtype: Any, variant: str | None, parts: dict[str, Any]) -> Any:
+    from diffusers import DiffusionPipeline
+
+    asked = {} if dtype is None else {"torch_dtype": dict(dtype) if isinstance(dtype, Mapping) else dtype}
+    load: Any = (kind or DiffusionPipeline).from_pretrained
+    with _old_name_of_dtype():
+        return load(str(folder), variant=variant, local_files_only=True, **asked, **parts)
+
+
+@contextmanager
+def _old_name_of_dtype() -> Any:
+    with warnings.catch_warnings():
+        # Newer diffusers call it dtype; this name is the one that all of them take.
+        warnings.filterwarnings("ignore", ".*torch_dtype", FutureWarning)
+        yield

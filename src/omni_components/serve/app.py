@@ -1,0 +1,211 @@
+"""create_app(): the routes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib import resources
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, FastAPI, Request
+from starlette.responses import Response, StreamingResponse
+
+from .errors import ApiError, answer_in_shape
+from .guard import Guard
+from .pictures import encoded
+from .schemas import (
+    ErrorBody,
+    ImageDatum,
+    ImageRequest,
+    ImageResponse,
+    ModelCard,
+    ModelList,
+    Residency,
+    Status,
+)
+from .service import CLIENT_GONE, Service
+from .settings import ServeSettings
+
+if TYPE_CHECKING:
+    from ..omni import Omni
+    from .jobs import Job
+
+_PAGE = {  # what the browser asks for, and where it is in the package
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+_PUBLIC = (*_PAGE, "/health", "/ready")
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorBody, "description": "The request is refused; the message says why."},
+    503: {"model": ErrorBody, "description": "Not now; Retry-After says when to try again."},
+}
+
+
+def create_app(omni: Omni, settings: ServeSettings | None = None) -> FastAPI:
+    """An ASGI application that serves a model.
+
+    Args:
+        omni: The model; whoever made it closes it, after the application has shut down.
+        settings: Limits and keys.
+
+    Returns:
+        The application; ``app.state.service`` is what works behind it.
+
+    Raises:
+        ModelError: The model makes no pictures.
+    """
+    settings = settings or ServeSettings()
+    service = Service(omni, settings)
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        service.worker.start()
+        yield
+        await service.close()
+
+    app = FastAPI(
+        title=f"omni-components: {service.model.name}",
+        version=version("omni-components"),
+        lifespan=life,
+        docs_url=None,  # these pages would ask another server for their scripts
+        redoc_url=None,
+    )
+    app.state.service = service
+    answer_in_shape(app)
+    app.include_router(_openai(service))
+    app.include_router(_operations(service))
+    app.include_router(_page())
+    app.add_middleware(Guard, settings=settings, public=_PUBLIC)
+    return app
+
+
+# --- OpenAI's ---------------------------------------------------------------------------------------------
+
+
+def _openai(service: Service) -> APIRouter:
+    router = APIRouter(prefix="/v1", responses=_ERRORS, tags=["OpenAI"])
+
+    @router.post("/images/generations")
+    async def generate(asked: ImageRequest, request: Request) -> ImageResponse:
+        """Draw pictures."""
+        start, status = time.perf_counter(), 200
+        try:
+            job = service.admit(asked)
+            return await _drawn(service, job, asked, request)
+        except ApiError as error:
+            status = error.status
+            raise
+        except asyncio.CancelledError:
+            status = CLIENT_GONE
+            raise
+        except Exception:
+            status = 503
+            raise
+        finally:
+            service.metrics.answered(status, time.perf_counter() - start)
+
+    @router.get("/models")
+    async def models() -> ModelList:
+        """The one model that is served."""
+        return ModelList(data=[_card(service)])
+
+    @router.get("/models/{model:path}")
+    async def model(model: str) -> ModelCard:
+        """The model by its id."""
+        if model != service.model.name:
+            text = f"The model '{model}' does not exist; there is '{service.model.name}'."
+            raise ApiError(404, text, "model_not_found", param="model")
+        return _card(service)
+
+    return router
+
+
+async def _drawn(service: Service, job: Job, asked: ImageRequest, request: Request) -> ImageResponse:
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    pictures = await service.pictures(job, gone)
+    form = asked.output_format or "png"
+    files = await asyncio.to_thread(
+        lambda: [encoded(one, form, asked.output_compression) for one in pictures]
+    )
+    return ImageResponse(
+        created=int(time.time()),
+        data=[ImageDatum(b64_json=file, seed=seed) for file, seed in zip(files, job.seeds, strict=True)],
+        output_format=form,
+        size=f"{pictures[0].width}x{pictures[0].height}",
+    )
+
+
+def _card(service: Service) -> ModelCard:
+    return ModelCard(id=service.model.name, created=service.created)
+
+
+# --- ours -------------------------------------------------------------------------------------------------
+
+
+def _operations(service: Service) -> APIRouter:
+    router = APIRouter(responses=_ERRORS, tags=["operations"])
+
+    @router.get("/v1/residency")
+    async def residency() -> Residency:
+        """Who is on the device, what it has cost, and whether the invariant holds."""
+        return service.residency()
+
+    @router.get("/v1/events", response_class=StreamingResponse, responses=_EVENTS)
+    async def events() -> Response:
+        """What moves, as it moves: server-sent events."""
+        if service.live.full:
+            raise ApiError(429, "Too many streams are open.", "too_many_streams", retry_after=10)
+        stream = service.live.follow(service.state)
+        return StreamingResponse(
+            stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
+
+    @router.get("/metrics", response_class=Response, responses=_METRICS)
+    async def metrics() -> Response:
+        """For Prometheus."""
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @router.get("/health")
+    async def health() -> Status:
+        """Whether it lives; also while it drains."""
+        return _status(service, service.status != "stopped")
+
+    @router.get("/ready")
+    async def ready() -> Status:
+        """Whether it takes requests."""
+        return _status(service, service.status == "ok")
+
+    return router
+
+
+_EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+_METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
+
+
+def _status(service: Service, well: bool) -> Status:
+    if not well:
+        raise ApiError(503, f"The service is {service.status}.", service.status, retry_after=10)
+    return Status(status=service.status)
+
+
+def _page() -> APIRouter:
+    router = APIRouter(include_in_schema=False)
+    files = resources.files(__package__) / "page"
+    for path, (name, kind) in _PAGE.items():
+        router.add_api_route(path, _giver((files / name).read_bytes(), kind), methods=["GET"])
+    return router
+
+
+def _giver(content: bytes, kind: str) -> Callable[[], Any]:
+    # Read once, when the app is made: no file is opened on a client's word.
+    async def give() -> Response:
+        return Response(content, media_type=f"{kind}; charset=utf-8", headers={"Cache-Control": "no-cache"})
+
+    return give

@@ -1,0 +1,3 @@
+from tests.helpers.fixtures import seeded, sim
+
+__all__ = ["seeded", "sim"]
