@@ -22,19 +22,20 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.sweep import page  # noqa: E402 (the path first: this file runs as a script, too)
 from benchmarks.sweep.classes import found  # noqa: E402
 from benchmarks.sweep.families import cases  # noqa: E402
+from benchmarks.sweep.reasons import NO_CASE  # noqa: E402
 
 QUICK = (
-    "StableDiffusionPipeline",
-    "StableDiffusionXLPipeline",
-    "StableDiffusionControlNetPipeline",
     "StableDiffusion3Pipeline",
     "FluxPipeline",
     "WanPipeline",
-    "QwenImagePipeline",
+    "SanaControlNetPipeline",
+    "ZImageControlNetPipeline",
+    "LTXLatentUpsamplePipeline",
+    "LTX2ImageToVideoPipeline",
     "KandinskyV22CombinedPipeline",
-    "LEditsPPPipelineStableDiffusion",
+    "VisualClozePipeline",
+    "ShapEPipeline",
     "LEditsPPPipelineStableDiffusionXL",
-    "LTXPipeline",
     "DDIMPipeline",
 )
 
@@ -51,7 +52,8 @@ class Worker:
     def run(self, name: str) -> dict[str, Any]:
         """The row of one class."""
         process = self._process = self._process or self._start()
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         late = threading.Timer(self._timeout, process.kill)
         late.start()
         try:
@@ -65,13 +67,13 @@ class Worker:
         if answer:
             return json.loads(answer)
         self._process = None
-        return {"class": name, "reason": f"no answer in {self._timeout:.0f} s (exit {process.wait()})"}
+        process.communicate()  # waits, and closes the pipes
+        return {"class": name, "reason": f"no answer in {self._timeout:.0f} s (exit {process.returncode})"}
 
     def close(self) -> None:
         """End the process."""
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
-            self._process.wait()
+        if self._process is not None:
+            self._process.communicate()
 
     def _start(self) -> subprocess.Popen[str]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -87,7 +89,9 @@ class Worker:
         )
 
 
-def run_all(names: list[str], *, workers: int, timeout: float, verbose: bool = False, each: Any = None) -> None:
+def run_all(
+    names: list[str], *, workers: int, timeout: float, verbose: bool = False, each: Any = None
+) -> None:
     """Run cases on some workers; ``each`` is given every row as it comes."""
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in names:
@@ -128,8 +132,10 @@ def main(arguments: list[str] | None = None) -> int:
     if not asked.docs:
         known = cases()
         names = [*asked.only] if asked.only else [*QUICK] if asked.quick else list(found())
-        todo = [name for name in names if name in known and not (asked.resume and name in rows and not asked.only)]
-        rows.update({name: {"class": name, "reason": "no case"} for name in names if name not in known})
+        todo = [
+            name for name in names if name in known and not (asked.resume and name in rows and not asked.only)
+        ]
+        rows.update({name: {"class": name, "reason": NO_CASE} for name in names if name not in known})
         _sweep(todo, rows, asked)
     summary = page.summary(list(rows.values()))
     print(json.dumps(summary, indent=1))

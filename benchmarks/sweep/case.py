@@ -82,9 +82,7 @@ def case(
     **call: Any,
 ) -> Case:
     """A case, written on one line."""
-    return Case(
-        name=name, parts=parts, call=call, without=frozenset(without), prepare=prepare, first=first
-    )
+    return Case(name=name, parts=parts, call=call, without=frozenset(without), prepare=prepare, first=first)
 
 
 def made(usual: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import ast
 import importlib.util
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ATTRIBUTE = "model_cpu_offload_seq"
 
 
+@cache
 def found() -> dict[str, str]:
     """The classes of the installed diffusers that declare an offload order, and the module of each."""
     spec = importlib.util.find_spec("diffusers")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     root = Path(spec.origin).parent
     classes = {}
     for file in sorted((root / "pipelines").rglob("*.py")):
         module = ".".join(("diffusers", *file.relative_to(root).with_suffix("").parts))
-        classes.update({name: module for name in _declaring(ast.parse(file.read_text()))})
+        classes.update(dict.fromkeys(_declaring(ast.parse(file.read_text())), module))
     del classes["DiffusionPipeline"]  # the base class, which declares that there is none
     return classes
 
@@ -32,4 +35,5 @@ def _declaring(tree: ast.Module) -> Iterator[str]:
 def _assigned(statement: ast.stmt) -> list[str]:
     if isinstance(statement, ast.Assign):
         return [one.id for one in statement.targets if isinstance(one, ast.Name)]
-    return [statement.target.id] if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) else []
+    plain = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    return [statement.target.id] if plain else []

@@ -26,7 +26,9 @@ REQUESTS = 2
 
 @dataclass(kw_only=True)
 class Row:
-    """What is known about one class; bytes are those of two requests, above what the resident run moves itself.
+    """What is known about one class.
+
+    Bytes are those of two requests, and diffusers' own are those above what the resident run moves itself.
 
     Attributes:
         name: The class.
@@ -37,12 +39,13 @@ class Row:
         equal: The first request gives what the resident run gives, bit for bit.
         second_equal: The second, too.
         weights: Bytes of all components, each storage once.
-        bytes_in: To the device, by ours, without ``gaps``.
+        bytes_in: Weights to the device, by ours.
         bytes_in_diffusers: By diffusers' own.
         bytes_back: To the host, by ours.
         bytes_back_diffusers: By diffusers' own.
-        gaps: Bytes to the device between the weights: a packed copy keeps each at a multiple of 256, which counts
-            only where weights are as small as here.
+        besides: What else our way carried to the device and the resident run did not: bytes between weights (a packed
+            copy keeps each at a multiple of 256, which counts only where weights are as small as here) and inputs
+            that a hook moved.
         peak: Bytes of weights on the device together, at most, by ours.
         peak_diffusers: By diffusers' own.
         reason: Why not, where something does not run.
@@ -60,7 +63,7 @@ class Row:
     bytes_in_diffusers: int = 0
     bytes_back: int = 0
     bytes_back_diffusers: int = 0
-    gaps: int = 0
+    besides: int = 0
     peak: int = 0
     peak_diffusers: int = 0
     reason: str = ""
@@ -75,14 +78,14 @@ class Row:
 class Run:
     """One way: outputs of each request, bytes over the link, the most weights together.
 
-    For ours also the bytes between the weights that its packed copies carried.
+    For ours also the weights that were loaded, by its own events.
     """
 
     outputs: list[list[torch.Tensor]] = field(default_factory=list)
     sent: int = 0
     returned: int = 0
     peak: int = 0
-    gaps: int = 0
+    weights: int = 0
     error: str = ""
 
 
@@ -108,8 +111,8 @@ def compare(case: Case, module: str) -> Row:
     row.equal_diffusers = not theirs.error and all(map(same, theirs.outputs, resident.outputs))
     if not ours.error:
         row.equal, row.second_equal = map(same, ours.outputs, resident.outputs)
-    row.gaps = ours.gaps
-    row.bytes_in, row.bytes_back = ours.sent - ours.gaps - resident.sent, ours.returned - resident.returned
+    row.bytes_in, row.bytes_back = ours.weights, ours.returned - resident.returned
+    row.besides = ours.sent - resident.sent - ours.weights
     row.bytes_in_diffusers = theirs.sent - resident.sent
     row.bytes_back_diffusers = theirs.returned - resident.returned
     row.peak, row.peak_diffusers = ours.peak, theirs.peak
@@ -129,7 +132,10 @@ def modules(pipeline: Any) -> list[tuple[str, nn.Module]]:
 
 def weight_bytes(module: nn.Module) -> int:
     """Bytes of a module's storages, each once."""
-    held = {one.untyped_storage()._cdata: one.untyped_storage() for one in (*module.parameters(), *module.buffers())}
+    held = {
+        one.untyped_storage()._cdata: one.untyped_storage()
+        for one in (*module.parameters(), *module.buffers())
+    }
     return sum(one.nbytes() for one in held.values())
 
 
@@ -152,7 +158,8 @@ def _run(case: Case, module: str, sim: SimulatedAccelerator, way: Callable[..., 
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         told = str(error).strip().splitlines() or [""]
-        run.error = f"{type(error).__name__}: {told[0][:300]} ({where.filename.split('site-packages/')[-1]}:{where.lineno})"
+        place = f"{where.filename.split('site-packages/')[-1]}:{where.lineno}"
+        run.error = f"{type(error).__name__}: {told[0][:300]} ({place})"
         if VERBOSE:
             traceback.print_exc()
         error.__traceback__ = None
@@ -177,15 +184,15 @@ def _ours(case: Case, pipeline: Any, sim: SimulatedAccelerator, run: Run) -> Non
     with offload(pipeline, device=sim.device) as handle:
         _requests(case, pipeline, sim, run)
         handle.ledger.audit()
-        run.gaps = _gaps(handle, dict(modules(pipeline)))
+        run.weights = _loaded(handle, dict(modules(pipeline)))
     if sim.races:
         raise OmniComponentsError(f"{len(sim.races)} races: {sim.races[0]}")
 
 
-def _gaps(handle: Offload, parts: dict[str, nn.Module]) -> int:
-    weights = {one.name: weight_bytes(parts[one.name]) for one in handle.components if not one.resident}
-    loads = [event for event in handle.events if event.kind is EventKind.LOAD and event.component in weights]
-    return sum(max(0, event.bytes - weights[event.component]) for event in loads)  # shared weights stay
+def _loaded(handle: Offload, parts: dict[str, nn.Module]) -> int:
+    sizes = {one.name: weight_bytes(parts[one.name]) for one in handle.components if not one.resident}
+    loads = [event for event in handle.events if event.kind is EventKind.LOAD and event.component in sizes]
+    return sum(min(event.bytes, sizes[event.component]) for event in loads)  # what is shared stays
 
 
 def _requests(case: Case, pipeline: Any, sim: SimulatedAccelerator, run: Run) -> None:

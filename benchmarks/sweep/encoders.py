@@ -29,7 +29,9 @@ def clip(width: int = WIDTH, *, projected: bool = False, projection: int | None 
     return kind(tf.CLIPTextConfig(**{**shape, **more}))
 
 
-def clip_vision(width: int = WIDTH, *, projected: bool = True, projection: int | None = None, **more: Any) -> Any:
+def clip_vision(
+    width: int = WIDTH, *, projected: bool = True, projection: int | None = None, **more: Any
+) -> Any:
     """CLIP's picture encoder."""
     shape: dict[str, Any] = {
         "hidden_size": width,
@@ -92,7 +94,9 @@ def causal(kind: str, width: int = WIDTH, *, layers: int = 2, heads: int = 4, **
     return model(model.config_class(**{**_causal_shape(width, layers, heads), **more}))
 
 
-def qwen_vl(width: int = 16, *, kind: str = "Qwen2_5_VLForConditionalGeneration", layers: int = 2, **more: Any) -> Any:
+def qwen_vl(
+    width: int = 16, *, kind: str = "Qwen2_5_VLForConditionalGeneration", layers: int = 2, **more: Any
+) -> Any:
     """Qwen2.5-VL, which pipelines use to read prompts and pictures."""
     config = tf.Qwen2_5_VLConfig(
         text_config={
@@ -141,13 +145,20 @@ def qwen_vl_processor(length: int = 1024, patch: int = 14, **more: Any) -> Any:
     return PicturesAndText(pictures, tokens.tokenizer(length=length, ends=False, **more))
 
 
-def qwen3_vl(width: int = 16, *, kind: str = "Qwen3VLForConditionalGeneration", layers: int = 2, **more: Any) -> Any:
+def qwen3_vl(
+    width: int = 16, *, kind: str = "Qwen3VLForConditionalGeneration", layers: int = 2, **more: Any
+) -> Any:
     """Qwen3-VL."""
     config = tf.Qwen3VLConfig(
         text_config={
             **_causal_shape(width, layers),
             "head_dim": 8,
-            "rope_parameters": {"mrope_section": [2, 1, 1], "rope_type": "default", "rope_theta": 1000000.0, "mrope_interleaved": True},
+            "rope_parameters": {
+                "mrope_section": [2, 1, 1],
+                "rope_type": "default",
+                "rope_theta": 1000000.0,
+                "mrope_interleaved": True,
+            },
             **more,
         },
         vision_config={

@@ -54,7 +54,7 @@ XL = {
     "addition_embed_type": "text_time",
     "addition_time_embed_dim": 8,
     "transformer_layers_per_block": (1, 2),
-    "projection_class_embeddings_input_dim": 80,  # 6 × 8 of the sizes, 32 of the text
+    "projection_class_embeddings_input_dim": 80,  # 6 times 8 of the sizes, 32 of the text
 }
 """What makes that UNet Stable Diffusion XL's."""
 

@@ -15,7 +15,14 @@ SPECIAL = [
     UNKNOWN,
     MASK,
     *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|image_pad|>", "<|video_pad|>"),
-    *("<|vision_start|>", "<|vision_end|>", "<image>", "<start_of_image>", "<end_of_image>", "<image_soft_token>"),
+    *(
+        "<|vision_start|>",
+        "<|vision_end|>",
+        "<image>",
+        "<start_of_image>",
+        "<end_of_image>",
+        "<image_soft_token>",
+    ),
     *("[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
     *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<think>", "</think>"),
     *("<start_of_turn>", "<end_of_turn>"),
@@ -39,7 +46,12 @@ def number(token: str) -> int:
 
 
 def tokenizer(
-    *, begins: bool = False, ends: bool = True, length: int = 64, kind: type = PreTrainedTokenizerFast, **more: object
+    *,
+    begins: bool = False,
+    ends: bool = True,
+    length: int = 64,
+    kind: type = PreTrainedTokenizerFast,
+    **more: object,
 ) -> PreTrainedTokenizerFast:
     """One token per letter.
 
@@ -57,7 +69,9 @@ def tokenizer(
     pieces = [BOS] * begins + ["$A"] + [EOS] * ends
     pair = [*pieces, "$B", *[EOS] * ends]
     core.post_processor = processors.TemplateProcessing(
-        single=" ".join(pieces), pair=" ".join(pair), special_tokens=[(one, number(one)) for one in (BOS, EOS)]
+        single=" ".join(pieces),
+        pair=" ".join(pair),
+        special_tokens=[(one, number(one)) for one in (BOS, EOS)],
     )
     return kind(
         tokenizer_object=core,

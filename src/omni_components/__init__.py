@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .attach.mixin import OmniOffloadMixin
+    from .attach.modular import LedgerStrategy
     from .attach.pipeline import Offload, offload
     from .attach.split import SplitModel
     from .components.component import Component, Role
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     )
     from .loading.load import load_components
     from .omni import Omni, OmniOutput
+    from .planning.model import plan
     from .policy import OffloadPolicy
     from .protocols import SupportsComponentDiscovery, SupportsOmniOffload
     from .residency.events import ResidencyEvent
@@ -47,6 +49,7 @@ __all__ = [
     "ComponentNotFoundError",
     "DeclarationError",
     "InvariantError",
+    "LedgerStrategy",
     "ModelError",
     "Offload",
     "OffloadPolicy",
@@ -75,6 +78,7 @@ __all__ = [
     "declares_components",
     "load_components",
     "offload",
+    "plan",
 ]
 
 # Names are imported when they are first used: `omni-components --help` and the pytest plugin need no torch.
@@ -82,6 +86,7 @@ _ERRORS = [name for name in __all__ if name.endswith(("Error", "Warning"))]
 _HOMES = {
     **dict.fromkeys(_ERRORS, ".errors"),
     "Component": ".components.component",
+    "LedgerStrategy": ".attach.modular",
     "Offload": ".attach.pipeline",
     "OffloadPolicy": ".policy",
     "OffloadScope": ".residency.scope",
@@ -98,6 +103,7 @@ _HOMES = {
     "declares_components": ".components.discovery",
     "load_components": ".loading.load",
     "offload": ".attach.pipeline",
+    "plan": ".planning.model",
 }
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from omni_components import Component, Offload, OffloadPolicy, Role, offload
+from omni_components import Component, OffloadPolicy, Role, offload
 from omni_components.components.area import Area
 from omni_components.components.component import conflict
 from omni_components.components.discovery import Found, seat_encoders
@@ -93,7 +93,7 @@ def test_the_encoders_stand_beside_each_other_and_nobody_beside_the_transformer_
     pipeline = tiny.stable_diffusion_3()
     with offload(pipeline, sim.device) as handle:
         assert {name: set(handle.ledger.rivals(name)) for name in (*ENCODERS, "transformer", "vae")} == {
-            **dict.fromkeys(ENCODERS, {"transformer"}),
+            **{name: {"transformer"} for name in ENCODERS},
             "transformer": {*ENCODERS},
             "vae": set(),
         }

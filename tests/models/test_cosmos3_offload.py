@@ -110,6 +110,15 @@ def test_the_peak_is_the_larger_half(sim: SimulatedAccelerator) -> None:
         assert residents(handle) <= 1024  # the frequencies of the positions, which both halves use
 
 
+def test_halves_that_both_stay_when_they_alternate(sim: SimulatedAccelerator) -> None:
+    """I1: whatever else a sequence lets stay beside each other, the halves of one model never do."""
+    with offload(tiny.pipeline(Cosmos3SplitPipeline), device=sim.device) as handle:
+        assert "generator" in handle.ledger.rivals("reasoner")
+        for name in ("generator", "reasoner", "generator", "reasoner"):
+            with handle.scope(name):
+                assert len({"reasoner", "generator"} & set(handle.ledger.present)) == 1
+
+
 def test_a_device_that_cannot_hold_both_halves(sim: SimulatedAccelerator) -> None:
     """It runs where the resident run does not."""
     more = {"width": 256, "layers": 4, "action_gen": False}

@@ -15,24 +15,34 @@ from omni_components.errors import DeclarationError
 from omni_components.residency.events import EventKind
 from omni_components.testing import SimulatedAccelerator
 
+ORDER = ("text_encoder", "text_encoder_2", "transformer", "transformer_2", "vae")
 
-class Part(nn.Module):
-    """A component with weights."""
 
-    def __init__(self, width: int = 64) -> None:
+class Weights(nn.Module):
+    """What diffusers asks of a model."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, width)
+        self.linear = nn.Linear(64, 64)
+
+    @property
+    def device(self) -> torch.device:
+        return self.linear.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.linear.weight.dtype
+
+
+class Part(Weights):
+    """A component that is called."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(x)
 
 
-class Helper(nn.Module):
+class Helper(Weights):
     """One that has a method of its own, and no ``forward``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(64, 64)
 
     def check(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(x)
@@ -44,25 +54,11 @@ class Pipeline(DiffusionPipeline):
     model_cpu_offload_seq = "text_encoder->text_encoder_2->transformer->transformer_2->vae"
 
     def __init__(
-        self,
-        text_encoder: nn.Module | None = None,
-        text_encoder_2: nn.Module | None = None,
-        transformer: nn.Module | None = None,
-        transformer_2: nn.Module | None = None,
-        vae: nn.Module | None = None,
-        latent_upsampler: nn.Module | None = None,
-        helper: nn.Module | None = None,
-    ) -> None:
+        self, text_encoder, text_encoder_2, transformer, transformer_2, vae, latent_upsampler, helper
+    ):
         super().__init__()
-        self.register_modules(
-            text_encoder=text_encoder,
-            text_encoder_2=text_encoder_2,
-            transformer=transformer,
-            transformer_2=transformer_2,
-            vae=vae,
-            latent_upsampler=latent_upsampler,
-            helper=helper,
-        )
+        parts = locals()
+        self.register_modules(**{name: parts[name] for name in (*ORDER, "latent_upsampler", "helper")})
 
     def __call__(self, *names: str) -> torch.Tensor:
         x = torch.ones(1, 64, device=self._execution_device)
@@ -84,25 +80,45 @@ class Excluding(Headless):
     _exclude_from_cpu_offload: ClassVar[list[str]] = ["helper"]
 
 
+class Combined(Pipeline):
+    """Holds another pipeline, which has its own order, as Kandinsky's do; what that one uses is excluded from this."""
+
+    model_cpu_offload_seq = "text_encoder->transformer->vae"
+    _exclude_from_cpu_offload: ClassVar[list[str]] = ["transformer_2"]
+
+    def __init__(
+        self, text_encoder, text_encoder_2, transformer, transformer_2, vae, latent_upsampler, helper
+    ):
+        super().__init__(
+            text_encoder, text_encoder_2, transformer, transformer_2, vae, latent_upsampler, helper
+        )
+        nobody = dict.fromkeys(("text_encoder_2", "transformer", "vae", "latent_upsampler", "helper"))
+        self.prior_pipe = Pipeline(**nobody, text_encoder=text_encoder, transformer_2=transformer_2)
+
+    def __call__(self, *names: str) -> torch.Tensor:
+        self.prior_pipe("text_encoder", "transformer_2")
+        return super().__call__(*names)
+
+
 class Unordered(Pipeline):
     """No order at all, as in the latent upsamplers."""
 
     model_cpu_offload_seq = ""
 
 
-ORDER = ("text_encoder", "text_encoder_2", "transformer", "transformer_2", "vae")
-
-
 def pipeline(kind: type[Pipeline] = Pipeline, names: tuple[str, ...] = ORDER, **more: nn.Module) -> Any:
     torch.manual_seed(0)
-    return kind(**{name: Part().eval() for name in names}, **more)
+    nobody = dict.fromkeys((*ORDER, "latent_upsampler", "helper"))
+    return kind(**{**nobody, **{name: Part().eval() for name in names}, **more})
 
 
 def loads(handle: Offload) -> list[str]:
     return [event.component for event in handle.events if event.kind is EventKind.LOAD]
 
 
-def theirs(kind: type[Pipeline], names: tuple[str, ...], calls: tuple[str, ...], sim: SimulatedAccelerator) -> int:
+def theirs(
+    kind: type[Pipeline], names: tuple[str, ...], calls: tuple[str, ...], sim: SimulatedAccelerator
+) -> int:
     """Bytes that diffusers' own offload moves to the device for the same calls."""
     one = pipeline(kind, names)
     one.enable_model_cpu_offload(device=sim.device)
@@ -210,3 +226,18 @@ def test_one_in_the_order_that_is_never_called_is_refused(sim: SimulatedAccelera
     one = pipeline(Headless, ("text_encoder",), transformer=Helper())
     with pytest.raises(DeclarationError, match="never called itself"):
         offload(one, device=sim.device)
+
+
+def test_a_pipeline_that_another_holds_frees_its_own_at_the_end_of_its_call(
+    sim: SimulatedAccelerator,
+) -> None:
+    """I8: the prior is not there beside the denoiser, and is home between requests."""
+    one = pipeline(Combined, ("text_encoder", "transformer", "transformer_2", "vae"))
+    expected = one("transformer", "vae")
+    with offload(one, device=sim.device) as handle:
+        assert handle.ledger.present == ()
+        for _ in range(2):
+            assert torch.equal(one("transformer", "vae"), expected)
+        assert loads(handle) == ["text_encoder", "transformer_2", "transformer", "vae"] * 2
+        assert max(event.device_bytes for event in handle.events) == handle.ledger.size("vae")
+    assert "maybe_free_model_hooks" not in vars(one.prior_pipe)

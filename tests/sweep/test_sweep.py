@@ -6,14 +6,19 @@ import json
 from pathlib import Path
 
 import pytest
-
 from benchmarks import diffusers_sweep
-from benchmarks.sweep import page
+from benchmarks.sweep import page, reasons
 from benchmarks.sweep.classes import found
 from benchmarks.sweep.compare import Row, compare
 from benchmarks.sweep.families import cases
+
 from omni_components.testing.plugin import require_simulated_accelerator
 
+# What diffusers, transformers and torch say of themselves while old families are imported.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
 FAILS_WITH_DIFFUSERS = {"LEditsPPPipelineStableDiffusionXL"}  # a component used outside of forward
 
 
@@ -51,7 +56,7 @@ def test_the_command_writes_rows_and_a_summary(tmp_path: Path, capsys: pytest.Ca
     assert written["summary"]["classes"] == 2
     assert written["summary"]["equal"] == written["summary"]["no_worse"] == 1
     by_class = {one["class"]: one for one in written["rows"]}
-    assert by_class["NoSuchPipeline"]["reason"] == "no case"
+    assert by_class["NoSuchPipeline"]["reason"] == reasons.NO_CASE
     assert by_class["DDIMPipeline"]["second_equal"]
     assert "yyyyyy DDIMPipeline" in capsys.readouterr().out
 

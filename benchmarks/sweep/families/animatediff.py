@@ -17,7 +17,11 @@ from ..tokens import clip_pictures, clip_tokenizer
 def motion(**more: Any) -> Any:
     """Motion modules for ``unet``."""
     return df.MotionAdapter(
-        block_out_channels=(32, 64), motion_layers_per_block=2, motion_norm_num_groups=2, motion_num_attention_heads=4, **more
+        block_out_channels=(32, 64),
+        motion_layers_per_block=2,
+        motion_norm_num_groups=2,
+        motion_num_attention_heads=4,
+        **more,
     )
 
 
@@ -66,11 +70,25 @@ def sparse() -> Any:
 FRAMES = {"num_frames": 2}
 
 CASES = [
-    case("AnimateDiffPipeline", partial(animate, image_encoder=clip_vision, feature_extractor=clip_pictures), **FRAMES),
+    case(
+        "AnimateDiffPipeline",
+        partial(animate, image_encoder=clip_vision, feature_extractor=clip_pictures),
+        **FRAMES,
+    ),
     case("AnimateDiffPAGPipeline", animate, **FRAMES, pag_scale=3.0),
-    case("AnimateDiffControlNetPipeline", partial(animate, controlnet=controlnet), **FRAMES, conditioning_frames=film(2)),
+    case(
+        "AnimateDiffControlNetPipeline",
+        partial(animate, controlnet=controlnet),
+        **FRAMES,
+        conditioning_frames=film(2),
+    ),
     case("AnimateDiffSDXLPipeline", xl, **FRAMES),
-    case("AnimateDiffSparseControlNetPipeline", partial(animate, controlnet=sparse), **FRAMES, conditioning_frames=film(1)),
+    case(
+        "AnimateDiffSparseControlNetPipeline",
+        partial(animate, controlnet=sparse),
+        **FRAMES,
+        conditioning_frames=film(1),
+    ),
     case("AnimateDiffVideoToVideoPipeline", animate, video=film(2)),
     case(
         "AnimateDiffVideoToVideoControlNetPipeline",

@@ -48,7 +48,13 @@ def first() -> dict[str, Any]:
         "text_encoder": t5(),
         "tokenizer": tokenizer(length=77),
         "unet": unet(3),
-        "scheduler": scheduler(thresholding=True, dynamic_thresholding_ratio=0.95, sample_max_value=1.0, prediction_type="epsilon", variance_type="learned_range"),
+        "scheduler": scheduler(
+            thresholding=True,
+            dynamic_thresholding_ratio=0.95,
+            sample_max_value=1.0,
+            prediction_type="epsilon",
+            variance_type="learned_range",
+        ),
         "watermarker": None,
         "safety_checker": None,
         "feature_extractor": None,
@@ -59,7 +65,13 @@ def second() -> dict[str, Any]:
     """The second, which takes the first one's picture and noise upon it."""
     return {
         **first(),
-        "unet": unet(6, class_embed_type="timestep", mid_block_scale_factor=1.414, time_embedding_act_fn="gelu", resnet_skip_time_act=True),
+        "unet": unet(
+            6,
+            class_embed_type="timestep",
+            mid_block_scale_factor=1.414,
+            time_embedding_act_fn="gelu",
+            resnet_skip_time_act=True,
+        ),
         "image_noising_scheduler": scheduler(),
     }
 
@@ -71,7 +83,13 @@ CASES = [
     case("IFImg2ImgPipeline", first, image=PICTURE, strength=0.9),
     case("IFInpaintingPipeline", first, image=PICTURE, mask_image=mask()),
     case("IFSuperResolutionPipeline", second, image=picture(16)),
-    case("IFImg2ImgSuperResolutionPipeline", second, image=picture(32), original_image=picture(16), strength=0.9),
+    case(
+        "IFImg2ImgSuperResolutionPipeline",
+        second,
+        image=picture(32),
+        original_image=picture(16),
+        strength=0.9,
+    ),
     case(
         "IFInpaintingSuperResolutionPipeline",
         second,

@@ -66,7 +66,9 @@ def hunyuan_dit(**more: Any) -> dict[str, Any]:
     """Hunyuan-DiT, which reads its prompt by BERT and by T5."""
     usual = {
         "transformer": partial(df.HunyuanDiT2DModel, num_layers=2, **HUNYUAN),
-        "vae": partial(vae, widths=(8, 8, 8, 8), norm_num_groups=4),  # eight pixels a side, which it takes for granted
+        "vae": partial(
+            vae, widths=(8, 8, 8, 8), norm_num_groups=4
+        ),  # eight pixels a side, which it takes for granted
         "scheduler": partial(df.DDPMScheduler, beta_schedule="scaled_linear"),
         "text_encoder": bert,
         "tokenizer": partial(tokenizer, begins=True, length=77),
@@ -310,7 +312,9 @@ def t5_gemma() -> Any:
         "max_position_embeddings": 64,
         "layer_types": ["full_attention"],
     }
-    return T5GemmaEncoder(T5GemmaConfig(encoder=shape, decoder=shape, is_encoder_decoder=True, **{"vocab_size": tokens.SIZE}).encoder)
+    return T5GemmaEncoder(
+        T5GemmaConfig(encoder=shape, decoder=shape, is_encoder_decoder=True, vocab_size=tokens.SIZE).encoder
+    )
 
 
 def longcat() -> dict[str, Any]:
@@ -430,19 +434,38 @@ CASES = [
     case("PixArtSigmaPAGPipeline", pixart, **BINNED, pag_scale=3.0),
     case("HunyuanDiTPipeline", hunyuan_dit, **BINNED),
     case("HunyuanDiTPAGPipeline", hunyuan_dit, **BINNED, pag_scale=3.0),
-    case("HunyuanDiTControlNetPipeline", partial(hunyuan_dit, controlnet=hunyuan_control), **BINNED, control_image=levels(1, 3, 32, 32)),
+    case(
+        "HunyuanDiTControlNetPipeline",
+        partial(hunyuan_dit, controlnet=hunyuan_control),
+        **BINNED,
+        control_image=levels(1, 3, 32, 32),
+    ),
     case("SanaPipeline", sana, **BINNED, **CHI),
     case("SanaPAGPipeline", sana, **BINNED, **CHI, pag_scale=3.0),
-    case("SanaControlNetPipeline", partial(sana, controlnet=partial(df.SanaControlNetModel, **SANA)), **BINNED, **CHI, control_image=levels(1, 3, 32, 32)),
+    case(
+        "SanaControlNetPipeline",
+        partial(sana, controlnet=partial(df.SanaControlNetModel, **SANA)),
+        **BINNED,
+        **CHI,
+        control_image=levels(1, 3, 32, 32),
+    ),
     case("SanaSprintPipeline", sprint, **BINNED, **CHI),
     case("SanaSprintImg2ImgPipeline", sprint, **BINNED, **CHI, image=PICTURE, strength=0.9),
     case("LuminaPipeline", lumina, **PLAIN),
     case("Lumina2Pipeline", lumina2),
     case("ZImagePipeline", z_image),
     case("ZImageImg2ImgPipeline", z_image, image=PICTURE, strength=0.9),
-    case("ZImageInpaintPipeline", z_image, image=PICTURE, mask_image=levels(1, 1, 32, 32).round(), strength=0.9),
+    case(
+        "ZImageInpaintPipeline", z_image, image=PICTURE, mask_image=levels(1, 1, 32, 32).round(), strength=0.9
+    ),
     case("ZImageControlNetPipeline", z_controlled, control_image=PICTURE),
-    case("ZImageControlNetInpaintPipeline", partial(z_controlled, 33), image=PICTURE, mask_image=levels(1, 1, 32, 32).round(), control_image=PICTURE),
+    case(
+        "ZImageControlNetInpaintPipeline",
+        partial(z_controlled, 33),
+        image=PICTURE,
+        mask_image=levels(1, 1, 32, 32).round(),
+        control_image=PICTURE,
+    ),
     case("OvisImagePipeline", ovis),
     case("PRXPipeline", prx, **BINNED),
     case("PRXPixelPipeline", partial(prx, pixel=True), **BINNED),

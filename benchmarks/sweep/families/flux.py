@@ -30,7 +30,15 @@ TRANSFORMER: dict[str, Any] = {
 
 def flux_vae() -> Any:
     """One latent channel: four in a patch."""
-    return vae(1, (4,), norm_num_groups=1, use_quant_conv=False, use_post_quant_conv=False, shift_factor=0.0609, scaling_factor=1.5035)
+    return vae(
+        1,
+        (4,),
+        norm_num_groups=1,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        shift_factor=0.0609,
+        scaling_factor=1.5035,
+    )
 
 
 def flux(*, guided: bool = False, channels: int = 4, **more: Any) -> dict[str, Any]:
@@ -95,11 +103,31 @@ CASES = [
     case("FluxImg2ImgPipeline", flux, image=PICTURE, strength=0.9),
     case("FluxInpaintPipeline", flux, **MASKED, strength=0.9),
     case("FluxControlPipeline", partial(flux, channels=8), control_image=PICTURE),
-    case("FluxControlImg2ImgPipeline", partial(flux, channels=8), image=PICTURE, control_image=PICTURE, strength=0.9),
-    case("FluxControlInpaintPipeline", partial(flux, channels=8), **MASKED, control_image=PICTURE, strength=0.9),
+    case(
+        "FluxControlImg2ImgPipeline",
+        partial(flux, channels=8),
+        image=PICTURE,
+        control_image=PICTURE,
+        strength=0.9,
+    ),
+    case(
+        "FluxControlInpaintPipeline", partial(flux, channels=8), **MASKED, control_image=PICTURE, strength=0.9
+    ),
     case("FluxControlNetPipeline", partial(flux, **CONTROL), control_image=levels(1, 3, 32, 32)),
-    case("FluxControlNetImg2ImgPipeline", partial(flux, **CONTROL), image=PICTURE, control_image=PICTURE, strength=0.9),
-    case("FluxControlNetInpaintPipeline", partial(flux, **CONTROL), **MASKED, control_image=PICTURE, strength=0.9),
+    case(
+        "FluxControlNetImg2ImgPipeline",
+        partial(flux, **CONTROL),
+        image=PICTURE,
+        control_image=PICTURE,
+        strength=0.9,
+    ),
+    case(
+        "FluxControlNetInpaintPipeline",
+        partial(flux, **CONTROL),
+        **MASKED,
+        control_image=PICTURE,
+        strength=0.9,
+    ),
     case("FluxFillPipeline", partial(flux, channels=4 + 4 + 4 * 1 * 1, guided=True), **MASKED),
     case("FluxKontextPipeline", flux, image=PICTURE, max_area=32 * 32, _auto_resize=False),
     case("FluxKontextInpaintPipeline", flux, **MASKED, max_area=32 * 32, _auto_resize=False, strength=0.9),

@@ -85,7 +85,11 @@ def scheduler(kind: type = df.DDPMScheduler) -> Any:
         beta_end=0.012,
         clip_sample=False,
         prediction_type="epsilon",
-        **({} if kind is df.DDPMScheduler else {"set_alpha_to_one": False, "steps_offset": 0, "thresholding": False}),
+        **(
+            {}
+            if kind is df.DDPMScheduler
+            else {"set_alpha_to_one": False, "steps_offset": 0, "thresholding": False}
+        ),
     )
 
 
@@ -154,8 +158,22 @@ CASES = [
     case("KandinskyInpaintPipeline", partial(first, 9), image=PICTURE, mask_image=MASK, **EMBEDS, **SIZE),
     case("KandinskyPriorPipeline", prior_parts),
     case("KandinskyCombinedPipeline", partial(first, combined=True), **PRIOR, **SIZE),
-    case("KandinskyImg2ImgCombinedPipeline", partial(first, combined=True), image=PICTURE, strength=0.9, **PRIOR, **SIZE),
-    case("KandinskyInpaintCombinedPipeline", partial(first, 9, combined=True), image=PICTURE, mask_image=MASK, **PRIOR, **SIZE),
+    case(
+        "KandinskyImg2ImgCombinedPipeline",
+        partial(first, combined=True),
+        image=PICTURE,
+        strength=0.9,
+        **PRIOR,
+        **SIZE,
+    ),
+    case(
+        "KandinskyInpaintCombinedPipeline",
+        partial(first, 9, combined=True),
+        image=PICTURE,
+        mask_image=MASK,
+        **PRIOR,
+        **SIZE,
+    ),
     case("KandinskyV22Pipeline", second, **EMBEDS, **SIZE),
     case("KandinskyV22Img2ImgPipeline", second, image=PICTURE, strength=0.9, **EMBEDS, **SIZE),
     case("KandinskyV22InpaintPipeline", partial(second, 9), image=PICTURE, mask_image=MASK, **EMBEDS, **SIZE),
@@ -172,8 +190,22 @@ CASES = [
     case("KandinskyV22PriorPipeline", prior_parts),
     case("KandinskyV22PriorEmb2EmbPipeline", prior_parts, image=picture(64), strength=0.9),
     case("KandinskyV22CombinedPipeline", partial(second, combined=True), **PRIOR, **SIZE),
-    case("KandinskyV22Img2ImgCombinedPipeline", partial(second, combined=True), image=PICTURE, strength=0.9, **PRIOR, **SIZE),
-    case("KandinskyV22InpaintCombinedPipeline", partial(second, 9, combined=True), image=PICTURE, mask_image=MASK, **PRIOR, **SIZE),
+    case(
+        "KandinskyV22Img2ImgCombinedPipeline",
+        partial(second, combined=True),
+        image=PICTURE,
+        strength=0.9,
+        **PRIOR,
+        **SIZE,
+    ),
+    case(
+        "KandinskyV22InpaintCombinedPipeline",
+        partial(second, 9, combined=True),
+        image=PICTURE,
+        mask_image=MASK,
+        **PRIOR,
+        **SIZE,
+    ),
     case("Kandinsky3Pipeline", third),
     case("Kandinsky3Img2ImgPipeline", third, image=PICTURE, strength=0.9),
 ]

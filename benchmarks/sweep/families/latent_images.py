@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import diffusers as df
-import torch
 from diffusers.pipelines.deprecated.unclip.text_proj import UnCLIPTextProjModel
 from diffusers.pipelines.deprecated.wuerstchen import PaellaVQModel, WuerstchenDiffNeXt, WuerstchenPrior
 from diffusers.pipelines.stable_cascade import StableCascadeDecoderPipeline  # noqa: F401 (loads what it needs)
@@ -210,8 +209,12 @@ def unclip(*, pictures: bool = False) -> dict[str, Any]:
         "tokenizer": clip_tokenizer(),
         "super_res_first": small(),
         "super_res_last": small(),
-        "decoder_scheduler": df.UnCLIPScheduler(variance_type="learned_range", prediction_type="epsilon", num_train_timesteps=1000),
-        "super_res_scheduler": df.UnCLIPScheduler(variance_type="fixed_small_log", prediction_type="epsilon", num_train_timesteps=1000),
+        "decoder_scheduler": df.UnCLIPScheduler(
+            variance_type="learned_range", prediction_type="epsilon", num_train_timesteps=1000
+        ),
+        "super_res_scheduler": df.UnCLIPScheduler(
+            variance_type="fixed_small_log", prediction_type="epsilon", num_train_timesteps=1000
+        ),
     }
     if pictures:
         return {**parts, "feature_extractor": clip_pictures(), "image_encoder": clip_vision()}
@@ -324,6 +327,11 @@ def cascade_prior() -> dict[str, Any]:
     }
 
 
+def by_a_prior(pipeline: Any) -> dict[str, Any]:
+    """What a prior would have left on the device."""
+    return {"image_embeddings": noise(1, 4, 4, 4).to(pipeline._execution_device)}
+
+
 def amused() -> dict[str, Any]:
     """aMUSEd: tokens of a picture, uncovered step by step."""
     transformer = df.UVit2DModel(
@@ -368,7 +376,9 @@ def amused() -> dict[str, Any]:
         "transformer": transformer,
         "scheduler": df.AmusedScheduler(mask_token_id=31),
         "vqvae": vqvae,
-        "text_encoder": clip(projected=True, intermediate_size=64, num_attention_heads=8, num_hidden_layers=3),
+        "text_encoder": clip(
+            projected=True, intermediate_size=64, num_attention_heads=8, num_hidden_layers=3
+        ),
         "tokenizer": clip_tokenizer(),
     }
 
@@ -378,7 +388,15 @@ PICTURE = picture(32)
 CASES = [
     case("DDPMPipeline", partial(pixels, df.DDPMScheduler), output_type="np"),
     case("DDIMPipeline", partial(pixels, df.DDIMScheduler), output_type="np"),
-    case("ConsistencyModelPipeline", partial(pixels, partial(df.CMStochasticIterativeScheduler, num_train_timesteps=40, sigma_min=0.002, sigma_max=80.0))),
+    case(
+        "ConsistencyModelPipeline",
+        partial(
+            pixels,
+            partial(
+                df.CMStochasticIterativeScheduler, num_train_timesteps=40, sigma_min=0.002, sigma_max=80.0
+            ),
+        ),
+    ),
     case(
         "RePaintPipeline",
         partial(pixels, df.RePaintScheduler),
@@ -393,12 +411,29 @@ CASES = [
     case("DiTPipeline", dit, class_labels=[1], output_type="np"),
     case("MarigoldDepthPipeline", marigold, image=PICTURE),
     case("MarigoldNormalsPipeline", marigold, image=PICTURE),
-    case("MarigoldIntrinsicsPipeline", partial(marigold, 12, target_properties={"target_names": ["albedo", "roughness"]}), image=PICTURE),
-    case("StableVideoDiffusionPipeline", svd, image=PICTURE, num_frames=2, min_guidance_scale=1.0, max_guidance_scale=2.5),
+    case(
+        "MarigoldIntrinsicsPipeline",
+        partial(marigold, 12, target_properties={"target_names": ["albedo", "roughness"]}),
+        image=PICTURE,
+    ),
+    case(
+        "StableVideoDiffusionPipeline",
+        svd,
+        image=PICTURE,
+        num_frames=2,
+        min_guidance_scale=1.0,
+        max_guidance_scale=2.5,
+    ),
     case("I2VGenXLPipeline", i2vgen, image=PICTURE, num_frames=2),
     case("TextToVideoSDPipeline", film_parts, num_frames=2),
     case("VideoToVideoSDPipeline", film_parts, video=film(3), strength=0.9),
-    case("UnCLIPPipeline", unclip, prior_num_inference_steps=2, decoder_num_inference_steps=2, super_res_num_inference_steps=2),
+    case(
+        "UnCLIPPipeline",
+        unclip,
+        prior_num_inference_steps=2,
+        decoder_num_inference_steps=2,
+        super_res_num_inference_steps=2,
+    ),
     case(
         "UnCLIPImageVariationPipeline",
         partial(unclip, pictures=True),
@@ -406,9 +441,9 @@ CASES = [
         decoder_num_inference_steps=2,
         super_res_num_inference_steps=2,
     ),
-    case("WuerstchenDecoderPipeline", wuerstchen, image_embeddings=torch.ones(1, 4, 4, 4), guidance_scale=1.0),
+    case("WuerstchenDecoderPipeline", wuerstchen, first=by_a_prior, guidance_scale=1.0),
     case("WuerstchenPriorPipeline", wuerstchen_prior, without=("height", "width"), height=128, width=128),
-    case("StableCascadeDecoderPipeline", cascade, image_embeddings=noise(1, 4, 4, 4), guidance_scale=2.0),
+    case("StableCascadeDecoderPipeline", cascade, first=by_a_prior, guidance_scale=2.0),
     case("StableCascadePriorPipeline", cascade_prior, height=128, width=128),
     case("AmusedPipeline", amused),
     case("AmusedImg2ImgPipeline", amused, image=PICTURE, strength=0.9),

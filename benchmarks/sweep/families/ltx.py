@@ -65,7 +65,14 @@ def long() -> dict[str, Any]:
 
 def upsample() -> dict[str, Any]:
     """A film's latents, enlarged."""
-    model = LTXLatentUpsamplerModel(in_channels=8, mid_channels=32, num_blocks_per_stage=1, dims=3, spatial_upsample=True, temporal_upsample=False)
+    model = LTXLatentUpsamplerModel(
+        in_channels=8,
+        mid_channels=32,
+        num_blocks_per_stage=1,
+        dims=3,
+        spatial_upsample=True,
+        temporal_upsample=False,
+    )
     return {"vae": ltx_vae(), "latent_upsampler": model}
 
 
@@ -75,6 +82,13 @@ CASES = [
     case("LTXPipeline", ltx, **FRAMES),
     case("LTXImageToVideoPipeline", ltx, image=picture(32), **FRAMES),
     case("LTXConditionPipeline", ltx, image=picture(32), strength=1.0, **FRAMES),
-    case("LTXI2VLongMultiPromptPipeline", long, **FRAMES, cond_image=picture(32), temporal_tile_size=16, temporal_overlap=8),
+    case(
+        "LTXI2VLongMultiPromptPipeline",
+        long,
+        **FRAMES,
+        cond_image=picture(32),
+        temporal_tile_size=16,
+        temporal_overlap=8,
+    ),
     case("LTXLatentUpsamplePipeline", upsample, video=film(5, 16), height=16, width=16),
 ]

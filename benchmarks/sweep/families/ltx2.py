@@ -21,7 +21,7 @@ def gemma3() -> Any:
     """Gemma 3."""
     return tf.Gemma3ForConditionalGeneration(
         tf.Gemma3Config(
-            text_config={**_causal_shape(16), "head_dim": 8, "sliding_window": 64},
+            text_config={**_causal_shape(32), "head_dim": 8, "sliding_window": 64},
             vision_config={
                 "hidden_size": 16,
                 "intermediate_size": 37,
@@ -86,13 +86,13 @@ def ltx2(**shape: Any) -> dict[str, Any]:
         audio_cross_attention_dim=8,
         num_layers=2,
         qk_norm="rms_norm_across_heads",
-        caption_channels=16,
+        caption_channels=32,
         rope_double_precision=False,
         rope_type="split",
         **shape,
     )
     connectors = LTX2TextConnectors(
-        caption_channels=16,
+        caption_channels=32,
         text_proj_in_factor=3,
         video_connector_num_attention_heads=4,
         video_connector_attention_head_dim=8,
@@ -178,10 +178,17 @@ HEARD: dict[str, Any] = {
 
 CASES = [
     case("LTX2Pipeline", ltx2, **{**HEARD, "guidance_scale": 3.0}),
-    case("LTX2ImageToVideoPipeline", ltx2, image=picture(32), **HEARD),
+    case("LTX2ImageToVideoPipeline", ltx2, image=picture(32), image_crf=0, **HEARD),
     case("LTX2ConditionPipeline", ltx2, **HEARD),
     case("LTX2InContextPipeline", ltx2, **HEARD),
     case("LTX2HDRPipeline", ltx2, **PLAIN),
-    case("LTX2DFRPipeline", key_framed, num_frames=9, frame_rate=25.0, sigmas=[1.0, 0.5], use_cross_timestep=False),
+    case(
+        "LTX2DFRPipeline",
+        key_framed,
+        num_frames=9,
+        frame_rate=25.0,
+        sigmas=[1.0, 0.5],
+        use_cross_timestep=False,
+    ),
     case("LTX2LatentUpsamplePipeline", upsample, video=film(5, 32), num_frames=5),
 ]

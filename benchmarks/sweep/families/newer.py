@@ -1,4 +1,4 @@
-"""Images and films of 2025 and 2026: Flux 2, Ernie, Krea, Ideogram, Nucleus, Motif, JoyImage, Bria, Sana-Video, AnyFlow."""
+"""The newest: Flux 2, Ernie, Krea, Ideogram, Nucleus, JoyImage, Bria, Sana-Video, AnyFlow."""
 
 from __future__ import annotations
 
@@ -40,7 +40,12 @@ def flux2_vae(channels: int = 4) -> Any:
 def mistral(kind: str = "Mistral3ForConditionalGeneration") -> Any:
     """Mistral 3."""
     config = tf.Mistral3Config(
-        text_config={"model_type": "mistral", **_causal_shape(16), "attention_dropout": 0.0, "rms_norm_eps": 1e-5},
+        text_config={
+            "model_type": "mistral",
+            **_causal_shape(16),
+            "attention_dropout": 0.0,
+            "rms_norm_eps": 1e-5,
+        },
         vision_config={
             "model_type": "pixtral",
             "hidden_size": 16,
@@ -259,7 +264,9 @@ def fibo() -> dict[str, Any]:
         ),
         "vae": wan_vae(latents_mean=[0.0] * 16, latents_std=[1.0] * 16),
         "scheduler": flow(),
-        "text_encoder": causal("SmolLM3ForCausalLM", 16, vocab_size=128_256),  # it begins a text by number 128,000
+        "text_encoder": causal(
+            "SmolLM3ForCausalLM", 16, vocab_size=128_256
+        ),  # it begins a text by number 128,000
         "tokenizer": tokenizer(ends=False, length=512),
     }
 
@@ -306,19 +313,50 @@ LAYERS = {"text_encoder_out_layers": (1,)}
 CASES = [
     case("Flux2Pipeline", flux2, max_sequence_length=512, **LAYERS),
     case("Flux2KleinPipeline", klein, max_sequence_length=512, **LAYERS),
-    case("Flux2KleinInpaintPipeline", klein, max_sequence_length=512, **LAYERS, image=PICTURE, mask_image=mask(), strength=0.9),
-    case("Flux2KleinKVPipeline", partial(klein, distilled=True), max_sequence_length=512, **LAYERS, image=picture(64)),
+    case(
+        "Flux2KleinInpaintPipeline",
+        klein,
+        max_sequence_length=512,
+        **LAYERS,
+        image=PICTURE,
+        mask_image=mask(),
+        strength=0.9,
+    ),
+    case(
+        "Flux2KleinKVPipeline",
+        partial(klein, distilled=True),
+        max_sequence_length=512,
+        **LAYERS,
+        image=picture(64),
+    ),
     case("ErnieImagePipeline", ernie),
     case("Krea2Pipeline", krea),
     case("Ideogram4Pipeline", ideogram, guidance_schedule=(7.0, 3.0), max_sequence_length=512),
     case("NucleusMoEImagePipeline", nucleus, max_sequence_length=512, return_index=-1),
     case("JoyImageEditPipeline", joy, prepare=small, image=PICTURE),
-    case("JoyImageEditPlusPipeline", partial(joy, "JoyImageEditPlusTransformer3DModel"), prepare=small, images=[PICTURE, picture(32, seed=8)]),
+    case(
+        "JoyImageEditPlusPipeline",
+        partial(joy, "JoyImageEditPlusTransformer3DModel"),
+        prepare=small,
+        images=[PICTURE, picture(32, seed=8)],
+    ),
     case("BriaPipeline", bria),
     case("BriaFiboPipeline", fibo, max_sequence_length=256),
-    case("BriaFiboEditPipeline", fibo, image=PICTURE, prompt='{"edit_instruction": "a boat"}', max_sequence_length=256),
+    case(
+        "BriaFiboEditPipeline",
+        fibo,
+        image=PICTURE,
+        prompt='{"edit_instruction": "a boat"}',
+        max_sequence_length=256,
+    ),
     case("SanaVideoPipeline", sana_video, frames=9, use_resolution_binning=False, **CHI),
-    case("SanaImageToVideoPipeline", sana_video, image=PICTURE, frames=9, use_resolution_binning=False, **CHI),
+    case(
+        "SanaImageToVideoPipeline", sana_video, image=PICTURE, frames=9, use_resolution_binning=False, **CHI
+    ),
     case("AnyFlowPipeline", partial(any_flow, df.AnyFlowTransformer3DModel), **FRAMES),
-    case("AnyFlowFARPipeline", partial(any_flow, df.AnyFlowFARTransformer3DModel, chunk_partition=(1, 2)), **FRAMES),
+    case(
+        "AnyFlowFARPipeline",
+        partial(any_flow, df.AnyFlowFARTransformer3DModel, chunk_partition=(1, 2)),
+        **FRAMES,
+    ),
 ]

@@ -8,7 +8,9 @@ from typing import Any
 import diffusers as df
 import torch
 import transformers as tf
-from diffusers.pipelines.deprecated.stable_diffusion_safe.safety_checker import SafeStableDiffusionSafetyChecker
+from diffusers.pipelines.deprecated.stable_diffusion_safe.safety_checker import (
+    SafeStableDiffusionSafetyChecker,
+)
 from diffusers.pipelines.kolors.text_encoder import ChatGLMConfig, ChatGLMModel
 from diffusers.pipelines.shap_e import ShapERenderer
 from diffusers.pipelines.stable_audio import StableAudioProjectionModel
@@ -73,9 +75,18 @@ def paint() -> dict[str, Any]:
     from diffusers.pipelines.deprecated.paint_by_example import PaintByExampleImageEncoder
 
     config = tf.CLIPVisionConfig(
-        hidden_size=32, projection_dim=32, intermediate_size=37, num_attention_heads=4, num_hidden_layers=5, image_size=32, patch_size=4
+        hidden_size=32,
+        projection_dim=32,
+        intermediate_size=37,
+        num_attention_heads=4,
+        num_hidden_layers=5,
+        image_size=32,
+        patch_size=4,
     )
-    parts = checked(unet=partial(unet, in_channels=9), image_encoder=lambda: PaintByExampleImageEncoder(config, proj_size=32))
+    parts = checked(
+        unet=partial(unet, in_channels=9),
+        image_encoder=lambda: PaintByExampleImageEncoder(config, proj_size=32),
+    )
     return {name: one for name, one in parts.items() if name not in ("text_encoder", "tokenizer")} | {
         "feature_extractor": clip_pictures()
     }
@@ -97,7 +108,9 @@ def safe() -> dict[str, Any]:
     """Safe Stable Diffusion, with its checker."""
     shape = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 2, "num_attention_heads": 4}
     vision = {**shape, "image_size": 32, "patch_size": 8}
-    checker = SafeStableDiffusionSafetyChecker(tf.CLIPConfig(text_config=shape, vision_config=vision, projection_dim=32))
+    checker = SafeStableDiffusionSafetyChecker(
+        tf.CLIPConfig(text_config=shape, vision_config=vision, projection_dim=32)
+    )
     return sd(safety_checker=lambda: checker, feature_extractor=clip_pictures)
 
 
@@ -121,7 +134,9 @@ def kolors() -> dict[str, Any]:
         torch.nn.init.normal_(parameter, std=0.1)
     return {
         "unet": unet(8, **{**XL, "projection_class_embeddings_input_dim": 6 * 8 + 8}),
-        "scheduler": df.EulerDiscreteScheduler(beta_schedule="scaled_linear", steps_offset=1, timestep_spacing="leading"),
+        "scheduler": df.EulerDiscreteScheduler(
+            beta_schedule="scaled_linear", steps_offset=1, timestep_spacing="leading"
+        ),
         "vae": vae(),
         "text_encoder": reader,
         "tokenizer": tokenizer(ends=False, padding_side="left", kind=Positioned),
@@ -166,10 +181,14 @@ def stable_audio() -> dict[str, Any]:
             channel_multiples=[2, 4],
             sampling_rate=4,
         ),
-        "scheduler": df.EDMDPMSolverMultistepScheduler(solver_order=2, prediction_type="v_prediction", sigma_data=1.0),
+        "scheduler": df.EDMDPMSolverMultistepScheduler(
+            solver_order=2, prediction_type="v_prediction", sigma_data=1.0
+        ),
         "text_encoder": t5(4, d_kv=4, num_heads=2),
         "tokenizer": tokenizer(length=32),
-        "projection_model": StableAudioProjectionModel(text_encoder_dim=4, conditioning_dim=4, min_value=0, max_value=32),
+        "projection_model": StableAudioProjectionModel(
+            text_encoder_dim=4, conditioning_dim=4, min_value=0, max_value=32
+        ),
     }
 
 
@@ -201,7 +220,13 @@ def audio_ldm() -> dict[str, Any]:
         )
     )
     return {
-        "unet": unet(None, cross_attention_dim=(32, 64), class_embed_type="simple_projection", projection_class_embeddings_input_dim=32, class_embeddings_concat=True),
+        "unet": unet(
+            None,
+            cross_attention_dim=(32, 64),
+            class_embed_type="simple_projection",
+            projection_class_embeddings_input_dim=32,
+            class_embeddings_concat=True,
+        ),
         "scheduler": ddim(),
         "vae": vae(in_channels=1, out_channels=1),
         "text_encoder": text,
@@ -260,7 +285,15 @@ PICTURE = picture(32)
 
 CASES = [
     case("ShapEPipeline", shap_e, prepare=coarse, num_inference_steps=1, frame_size=8, output_type="np"),
-    case("ShapEImg2ImgPipeline", partial(shap_e, pictures=True), prepare=coarse, num_inference_steps=1, frame_size=8, output_type="np", image=PICTURE),
+    case(
+        "ShapEImg2ImgPipeline",
+        partial(shap_e, pictures=True),
+        prepare=coarse,
+        num_inference_steps=1,
+        frame_size=8,
+        output_type="np",
+        image=PICTURE,
+    ),
     case("PaintByExamplePipeline", paint, example_image=PICTURE, image=PICTURE, mask_image=mask()),
     case(
         "StableDiffusionAttendAndExcitePipeline",

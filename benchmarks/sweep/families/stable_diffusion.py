@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import diffusers as df
-import torch
 from diffusers.pipelines.stable_diffusion.safety_checker import StableDiffusionSafetyChecker
 from transformers import CLIPConfig, DPTConfig, DPTForDepthEstimation, DPTImageProcessor
 
@@ -47,7 +46,9 @@ def safety_checker() -> StableDiffusionSafetyChecker:
     """The checker, which no offload moves."""
     shape = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 2, "num_attention_heads": 4}
     vision = {**shape, "image_size": 32, "patch_size": 8}
-    return StableDiffusionSafetyChecker(CLIPConfig(text_config=shape, vision_config=vision, projection_dim=32))
+    return StableDiffusionSafetyChecker(
+        CLIPConfig(text_config=shape, vision_config=vision, projection_dim=32)
+    )
 
 
 def with_checker() -> dict[str, Any]:
@@ -95,7 +96,12 @@ def latent_upscale() -> dict[str, Any]:
         conv_in_kernel=1,
         conv_out_kernel=1,
         cross_attention_dim=32,
-        down_block_types=("KDownBlock2D", "KCrossAttnDownBlock2D", "KCrossAttnDownBlock2D", "KCrossAttnDownBlock2D"),
+        down_block_types=(
+            "KDownBlock2D",
+            "KCrossAttnDownBlock2D",
+            "KCrossAttnDownBlock2D",
+            "KCrossAttnDownBlock2D",
+        ),
         in_channels=8,
         mid_block_type=None,
         only_cross_attention=False,
@@ -153,7 +159,9 @@ def unclip_unet() -> Any:
 
 def unclip() -> dict[str, Any]:
     """Stable unCLIP: a prior makes the picture's embedding of the text."""
-    from diffusers.pipelines.stable_diffusion.stable_unclip_image_normalizer import StableUnCLIPImageNormalizer
+    from diffusers.pipelines.stable_diffusion.stable_unclip_image_normalizer import (
+        StableUnCLIPImageNormalizer,
+    )
 
     return bare(
         prior_tokenizer=clip_tokenizer,
@@ -184,7 +192,9 @@ def unclip() -> dict[str, Any]:
 
 def unclip_img2img() -> dict[str, Any]:
     """Stable unCLIP from a picture."""
-    from diffusers.pipelines.stable_diffusion.stable_unclip_image_normalizer import StableUnCLIPImageNormalizer
+    from diffusers.pipelines.stable_diffusion.stable_unclip_image_normalizer import (
+        StableUnCLIPImageNormalizer,
+    )
 
     return bare(
         feature_extractor=clip_pictures,
@@ -247,7 +257,7 @@ def adapter() -> dict[str, Any]:
             num_res_blocks=2,
             downscale_factor=2,
             adapter_type="full_adapter",
-        )
+        ),
     )
 
 
@@ -285,7 +295,9 @@ def masked_and_inverted(pipeline: Any) -> dict[str, Any]:
     found = pipeline.generate_mask(
         image=PICTURE, source_prompt="a house", target_prompt="a boat", num_maps_per_mask=2, **common
     )
-    latents = pipeline.invert(image=PICTURE, prompt="a house", inpaint_strength=1.0, output_type="latent", **common)
+    latents = pipeline.invert(
+        image=PICTURE, prompt="a house", inpaint_strength=1.0, output_type="latent", **common
+    )
     return {"mask_image": found, "image_latents": latents.latents}
 
 
@@ -295,15 +307,28 @@ SMALL = levels(1, 3, 32, 32)
 CASES = [
     case("StableDiffusionPipeline", with_checker),
     case("StableDiffusionImg2ImgPipeline", sd, image=PICTURE, strength=0.9),
-    case("StableDiffusionInpaintPipeline", partial(sd, unet=partial(unet, in_channels=9)), image=PICTURE, mask_image=mask()),
+    case(
+        "StableDiffusionInpaintPipeline",
+        partial(sd, unet=partial(unet, in_channels=9)),
+        image=PICTURE,
+        mask_image=mask(),
+    ),
     case("StableDiffusionDepth2ImgPipeline", depth, image=PICTURE, strength=0.9),
     case("StableDiffusionImageVariationPipeline", variation, image=PICTURE),
-    case("StableDiffusionInstructPix2PixPipeline", partial(sd, unet=partial(unet, in_channels=8)), image=PICTURE),
+    case(
+        "StableDiffusionInstructPix2PixPipeline",
+        partial(sd, unet=partial(unet, in_channels=8)),
+        image=PICTURE,
+    ),
     case("StableDiffusionLatentUpscalePipeline", latent_upscale, image=noise(1, 4, 16, 16)),
     case("StableDiffusionUpscalePipeline", upscale, image=picture(16)),
     case("StableUnCLIPPipeline", unclip, prior_num_inference_steps=2),
     case("StableUnCLIPImg2ImgPipeline", unclip_img2img, image=PICTURE),
-    case("StableDiffusionControlNetPipeline", partial(controlled, controlnet=two_controlnets), image=[SMALL, SMALL]),
+    case(
+        "StableDiffusionControlNetPipeline",
+        partial(controlled, controlnet=two_controlnets),
+        image=[SMALL, SMALL],
+    ),
     case("StableDiffusionControlNetImg2ImgPipeline", controlled, image=PICTURE, control_image=SMALL),
     case(
         "StableDiffusionControlNetInpaintPipeline",
@@ -344,12 +369,25 @@ CASES = [
         original_inference_steps=20,
     ),
     case("SemanticStableDiffusionPipeline", checked, editing_prompt=["a boat"], edit_warmup_steps=0),
-    case("StableDiffusionLDM3DPipeline", partial(sd, vae=partial(vae, in_channels=6, out_channels=6)), output_type="np"),
+    case(
+        "StableDiffusionLDM3DPipeline",
+        partial(sd, vae=partial(vae, in_channels=6, out_channels=6)),
+        output_type="np",
+    ),
     case("StableDiffusionPanoramaPipeline", sd, height=None, width=None),
     case("StableDiffusionSAGPipeline", sd, height=None, width=None),
-    case("StableDiffusionParadigmsPipeline", partial(checked, scheduler=df.DDIMParallelScheduler), parallel=2),
+    case(
+        "StableDiffusionParadigmsPipeline", partial(checked, scheduler=df.DDIMParallelScheduler), parallel=2
+    ),
     case("StableDiffusionModelEditingPipeline", checked),
-    case("CycleDiffusionPipeline", checked, source_prompt="a house", image=PICTURE, strength=0.9, guidance_scale=3.0),
+    case(
+        "CycleDiffusionPipeline",
+        checked,
+        source_prompt="a house",
+        image=PICTURE,
+        strength=0.9,
+        guidance_scale=3.0,
+    ),
     case("StableDiffusionInpaintPipelineLegacy", checked, image=PICTURE, mask_image=mask(), strength=0.9),
     case(
         "StableDiffusionGLIGENPipeline",

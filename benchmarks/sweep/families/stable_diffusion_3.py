@@ -55,7 +55,11 @@ CASES = [
     case("StableDiffusion3Pipeline", sd3),
     case("StableDiffusion3Img2ImgPipeline", sd3, image=PICTURE, strength=0.9),
     case("StableDiffusion3InpaintPipeline", sd3, image=PICTURE, mask_image=mask(), strength=0.9),
-    case("StableDiffusion3ControlNetPipeline", partial(sd3, controlnet=control), control_image=levels(1, 3, 32, 32)),
+    case(
+        "StableDiffusion3ControlNetPipeline",
+        partial(sd3, controlnet=control),
+        control_image=levels(1, 3, 32, 32),
+    ),
     case(
         "StableDiffusion3ControlNetInpaintingPipeline",
         partial(sd3, controlnet=partial(control, extra_conditioning_channels=1)),

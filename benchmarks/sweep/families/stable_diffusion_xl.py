@@ -40,7 +40,10 @@ def pictured() -> dict[str, Any]:
 
 def scored(**more: Any) -> dict[str, Any]:
     """With aesthetics scores: five sizes instead of six for each of two scores."""
-    return xl(**{"unet": partial(unet, 64, **{**XL, "projection_class_embeddings_input_dim": 72}), **more}, requires_aesthetics_score=True)
+    return xl(
+        **{"unet": partial(unet, 64, **{**XL, "projection_class_embeddings_input_dim": 72}), **more},
+        requires_aesthetics_score=True,
+    )
 
 
 def union() -> Any:
@@ -94,7 +97,9 @@ def xs() -> dict[str, Any]:
 
 def adapter() -> Any:
     """A T2I adapter for XL."""
-    return df.T2IAdapter(in_channels=3, channels=[32, 64], num_res_blocks=2, downscale_factor=4, adapter_type="full_adapter_xl")
+    return df.T2IAdapter(
+        in_channels=3, channels=[32, 64], num_res_blocks=2, downscale_factor=4, adapter_type="full_adapter_xl"
+    )
 
 
 def adapted() -> dict[str, Any]:
@@ -113,11 +118,30 @@ CASES = [
     case("StableDiffusionXLPipeline", pictured),
     case("StableDiffusionXLImg2ImgPipeline", scored, image=PICTURE, strength=0.9),
     case("StableDiffusionXLInpaintPipeline", partial(xl, unet=NINE), **INPAINT),
-    case("StableDiffusionXLInstructPix2PixPipeline", partial(xl, unet=partial(unet, 64, **XL, in_channels=8)), image=PICTURE),
+    case(
+        "StableDiffusionXLInstructPix2PixPipeline",
+        partial(xl, unet=partial(unet, 64, **XL, in_channels=8)),
+        image=PICTURE,
+    ),
     case("StableDiffusionXLControlNetPipeline", partial(xl, controlnet=CONTROL), image=SMALL),
-    case("StableDiffusionXLControlNetImg2ImgPipeline", partial(xl, controlnet=CONTROL), image=PICTURE, control_image=SMALL),
-    case("StableDiffusionXLControlNetInpaintPipeline", partial(xl, unet=NINE, controlnet=CONTROL), **INPAINT, control_image=SMALL),
-    case("StableDiffusionXLControlNetUnionPipeline", partial(xl, controlnet=union), control_image=SMALL, control_mode=0),
+    case(
+        "StableDiffusionXLControlNetImg2ImgPipeline",
+        partial(xl, controlnet=CONTROL),
+        image=PICTURE,
+        control_image=SMALL,
+    ),
+    case(
+        "StableDiffusionXLControlNetInpaintPipeline",
+        partial(xl, unet=NINE, controlnet=CONTROL),
+        **INPAINT,
+        control_image=SMALL,
+    ),
+    case(
+        "StableDiffusionXLControlNetUnionPipeline",
+        partial(xl, controlnet=union),
+        control_image=SMALL,
+        control_mode=0,
+    ),
     case(
         "StableDiffusionXLControlNetUnionImg2ImgPipeline",
         partial(xl, controlnet=union),
@@ -135,7 +159,9 @@ CASES = [
     case("StableDiffusionXLPAGPipeline", xl, pag_scale=3.0),
     case("StableDiffusionXLPAGImg2ImgPipeline", scored, image=PICTURE, strength=0.9, pag_scale=3.0),
     case("StableDiffusionXLPAGInpaintPipeline", partial(xl, unet=NINE), **INPAINT, pag_scale=3.0),
-    case("StableDiffusionXLControlNetPAGPipeline", partial(xl, controlnet=CONTROL), image=SMALL, pag_scale=3.0),
+    case(
+        "StableDiffusionXLControlNetPAGPipeline", partial(xl, controlnet=CONTROL), image=SMALL, pag_scale=3.0
+    ),
     case(
         "StableDiffusionXLControlNetPAGImg2ImgPipeline",
         partial(xl, controlnet=CONTROL),

@@ -41,7 +41,9 @@ def wan_vae(channels: int = 16, **more: Any) -> Any:
     return df.AutoencoderKLWan(**{**shape, **more})
 
 
-def wan(transformer: Any = df.WanTransformer3DModel, *, shape: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+def wan(
+    transformer: Any = df.WanTransformer3DModel, *, shape: dict[str, Any] | None = None, **more: Any
+) -> dict[str, Any]:
     """Components of ``WanPipeline`` with one transformer."""
     usual = {
         "transformer": partial(transformer, **{**TRANSFORMER, **(shape or {})}),
@@ -60,7 +62,16 @@ def two(**more: Any) -> dict[str, Any]:
 
 def small_vision() -> Any:
     """A picture encoder of width 4 on four by four pixels."""
-    return clip_vision(4, projected=False, projection=4, num_hidden_layers=2, num_attention_heads=2, image_size=4, intermediate_size=16, patch_size=1)
+    return clip_vision(
+        4,
+        projected=False,
+        projection=4,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=4,
+        intermediate_size=16,
+        patch_size=1,
+    )
 
 
 FROM_PICTURE = {"in_channels": 36, "image_dim": 4}
@@ -94,7 +105,11 @@ def animate() -> dict[str, Any]:
 
 def sky(**shape: Any) -> dict[str, Any]:
     """SkyReels."""
-    return wan(df.SkyReelsV2Transformer3DModel, shape=shape, scheduler=partial(df.UniPCMultistepScheduler, flow_shift=8.0, use_flow_sigmas=True))
+    return wan(
+        df.SkyReelsV2Transformer3DModel,
+        shape=shape,
+        scheduler=partial(df.UniPCMultistepScheduler, flow_shift=8.0, use_flow_sigmas=True),
+    )
 
 
 FRAMES = {"num_frames": 9, "height": 16, "width": 16}
@@ -119,7 +134,12 @@ CASES = [
         height=16,
         width=16,
     ),
-    case("LucyEditPipeline", partial(wan, shape={"in_channels": 32}, transformer_2=None), video=film(9, 16), **FRAMES),
+    case(
+        "LucyEditPipeline",
+        partial(wan, shape={"in_channels": 32}, transformer_2=None),
+        video=film(9, 16),
+        **FRAMES,
+    ),
     case(
         "ChronoEditPipeline",
         partial(wan, df.ChronoEditTransformer3DModel, shape=FROM_PICTURE, **SEEN),
@@ -127,8 +147,19 @@ CASES = [
         **{**FRAMES, "num_frames": 5},
     ),
     case("SkyReelsV2Pipeline", sky, **FRAMES),
-    case("SkyReelsV2ImageToVideoPipeline", lambda: {**sky(**FROM_PICTURE), **made(SEEN)}, image=picture(16), **FRAMES),
-    case("SkyReelsV2DiffusionForcingPipeline", partial(sky, inject_sample_info=False), **FRAMES, base_num_frames=9, ar_step=0),
+    case(
+        "SkyReelsV2ImageToVideoPipeline",
+        lambda: {**sky(**FROM_PICTURE), **made(SEEN)},
+        image=picture(16),
+        **FRAMES,
+    ),
+    case(
+        "SkyReelsV2DiffusionForcingPipeline",
+        partial(sky, inject_sample_info=False),
+        **FRAMES,
+        base_num_frames=9,
+        ar_step=0,
+    ),
     case(
         "SkyReelsV2DiffusionForcingImageToVideoPipeline",
         sky,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..components.recipes import held_pipelines
 from ..errors import DeclarationError
 from ..residency.ledger import ResidencyLedger
 from .methods import WrappedMethod
@@ -66,11 +67,13 @@ def refuse_other_offload(path: str, module: nn.Module) -> None:
 def adapt(pipeline: Any, ledger: ResidencyLedger) -> Callable[[], None]:
     """Make a diffusers pipeline's own methods agree with its offload; returns the undo.
 
-    The end of a call becomes a ``release()``, ``to()`` is adopted at once, hooks are removed around the marks of
-    ``announce``, and diffusers' own offloads say that they are one too many.
+    The end of a call becomes a ``release()``, also that of a pipeline which a combined one holds; ``to()`` is adopted
+    at once, hooks are removed around the marks of ``announce``, and diffusers' own offloads say that they are one too
+    many.
     """
     others = [_Refused(pipeline, name) for name in _OTHER_OFFLOADS if hasattr(type(pipeline), name)]
-    wrappers = [_EndOfCall(pipeline, ledger), _Move(pipeline, ledger), _KeepsMarks(pipeline), *others]
+    ends = [_EndOfCall(one, ledger) for one in (pipeline, *held_pipelines(pipeline))]
+    wrappers = [*ends, _Move(pipeline, ledger), _KeepsMarks(pipeline), *others]
     for wrapper in wrappers:
         wrapper.attach()
 

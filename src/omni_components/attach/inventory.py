@@ -37,7 +37,12 @@ def divide(
     if shared:
         fresh.append(_shared(fresh, shared, shared_name))
         runs[id(fresh[-1])] = shared
-    return runs
+    # In the order of declaration, not of addresses: the layout, and each copy, is then the same every time.
+    order = {key: index for index, key in enumerate(owners)}
+    return {
+        one: sorted(mine, key=lambda run: min(map(order.__getitem__, _keys(run))))
+        for one, mine in runs.items()
+    }
 
 
 def record(found: Found, runs: list[list[Extent]]) -> Component:

@@ -35,7 +35,8 @@ class Component:
         beside: Encoders of a diffusers pipeline that it may stand beside: together they need no more room than
             the largest of those that take turns.
         clears: Components that go home when it is used, although they do not conflict: when they come back, it
-            stays. In a diffusers pipeline, those of its role that come before it in the order; for the last, all.
+            stays. In a diffusers pipeline, those of its role that come before it in the order; for a VAE and the
+            last, all.
     """
 
     name: str

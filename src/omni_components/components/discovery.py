@@ -164,7 +164,8 @@ def _device_bytes(found: Found) -> int:
     """What a component takes on the device: its bytes, each once, every group of them aligned."""
     slots = list(found.area.slots())
     for slot in slots:
-        refuse_unmovable(found.name, slot)
+        if slot.tensor is not None and not slot.tensor.is_meta:  # a plan's has a size, too
+            refuse_unmovable(found.name, slot)
     return sum(span(run) for run in overlapping(extents(slots)))
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from .classes import is_diffusers_model
 from .deferred import Deferred
-from .files import Entry
 from .keys import refuse_missing, refuse_shape, warn_unexpected
 
 
@@ -55,7 +55,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def diffusers_model(
-    kind: Any, folder: Path, entries: dict[str, Entry], dtype: torch.dtype | None, component: str
+    kind: Any, folder: Path, state: dict[str, Any], dtype: torch.dtype | None, component: str
 ) -> nn.Module:
     """A diffusers model as ``from_pretrained`` makes it, without its weights.
 
@@ -70,7 +70,6 @@ def diffusers_model(
         stack.enter_context(_default_dtype(dtype))
         stack.enter_context(without_weights())
         model: nn.Module = kind.from_config(config, **unused)
-    state: dict[str, Any] = {name: Deferred.of(entry) for name, entry in entries.items()}
     model._fix_state_dict_keys_on_load(state)  # type: ignore[operator]
     _assign(model, kind, state, dtype, folder, component)
     model.register_to_config(_name_or_path=str(folder))  # type: ignore[operator]
@@ -128,7 +127,7 @@ def _put(model: nn.Module, name: str, tensor: Any, old: torch.Tensor) -> Any:
 
 
 def transformers_model(
-    kind: Any, folder: Path, entries: dict[str, Entry], dtype: torch.dtype | None, component: str
+    kind: Any, folder: Path, state: dict[str, Any], dtype: torch.dtype | None, component: str
 ) -> nn.Module:
     """A transformers model: its own loader renames, casts and ties, over tensors that are not there yet.
 
@@ -136,7 +135,6 @@ def transformers_model(
         WeightsError: The files do not fit the model.
         NotDeferrable: Its loader looks at values.
     """
-    state = {name: Deferred.of(entry) for name, entry in entries.items()}
     config = kind.config_class.from_pretrained(str(folder), local_files_only=True)
     with quiet_transformers():
         model, info = kind.from_pretrained(
@@ -165,6 +163,30 @@ def _generation(kind: Any, folder: Path) -> dict[str, Any]:
     from transformers import GenerationConfig  # imported here: most components never generate
 
     return {"generation_config": GenerationConfig.from_pretrained(str(folder), local_files_only=True)}
+
+
+# --- without files ----------------------------------------------------------------------------------------
+
+
+def configured_model(kind: Any, folder: Path, dtype: torch.dtype | None, component: str) -> nn.Module:
+    """A model of the right shapes and element types from its configuration alone; its weights would be zeros.
+
+    Args:
+        kind: Its class.
+        folder: With ``config.json``.
+        dtype: As ``load_components`` takes it.
+        component: For messages.
+    """
+    if is_diffusers_model(kind):
+        config = kind.load_config(str(folder), local_files_only=True)
+        stored, make, build = torch.float32, kind.from_config, diffusers_model
+    else:
+        config = kind.config_class.from_pretrained(str(folder), local_files_only=True)
+        stored, make, build = config.dtype or torch.float32, kind, transformers_model
+    with _default_dtype(stored), without_weights():
+        shapes = make(config).state_dict(keep_vars=True)
+    state = {name: Deferred.zeros(one.shape, one.dtype) for name, one in shapes.items()}
+    return build(kind, folder, state, dtype, component)
 
 
 @contextmanager

@@ -74,6 +74,12 @@ class Deferred(torch.Tensor):
         shell = torch.empty(entry.shape, dtype=entry.dtype, device="meta")
         return _with_plan(shell, Plan(entry, (entry.dtype,)))
 
+    @staticmethod
+    def zeros(shape: torch.Size, dtype: torch.dtype) -> Deferred:
+        """A tensor that is stored nowhere."""
+        shell = torch.empty(shape, dtype=dtype, device="meta")
+        return _with_plan(shell, _computed(partial(torch.zeros, shape, dtype=dtype)))
+
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -18,15 +17,13 @@ from ..errors import ModelError, PolicyError, ResidencyWarning, WeightsError, fo
 from ..transfer.hostmemory import pinnable_bytes
 from .build import diffusers_model, transformers_model
 from .checkpoint import find_weights, has_variant
-from .deferred import NotDeferrable
+from .classes import INDEX, class_of, is_diffusers_model, single_class, table, weights_name
+from .deferred import Deferred, NotDeferrable
 from .files import Entry
 from .fill import Awaited, awaited, fill, map_in, stranded
 
 Masters = Literal["auto", "pinned", "mapped"]
 OnBytes = Callable[[int, int], None]
-INDEX = "model_index.json"
-# Every library's name for its weights, and the function that builds its models without them.
-_DIFFUSERS, _TRANSFORMERS = "diffusion_pytorch_model", "model"
 
 
 def load_components(
@@ -104,11 +101,11 @@ class _Loader:
 
     def pipeline(self, kind: Any, passed: Mapping[str, Any]) -> Any:
         """The whole pipeline: its models from here, the rest of it by its own library."""
-        declared = _table(self._folder / INDEX)
+        declared = table(self._folder / INDEX)
         classes = {
             name: found
             for name, value in declared.items()
-            if name not in passed and (found := _class_of(value, self._folder / name)) is not None
+            if name not in passed and (found := class_of(value, self._folder / name)) is not None
         }
         self._refuse_unknown_variant(classes)
         built = []
@@ -126,8 +123,8 @@ class _Loader:
         if not config.is_file():
             problem = f"is a folder without {INDEX} or config.json: no pipeline or model was saved there."
             raise ModelError(str(self._folder), problem, "Write one with save_pretrained(folder).")
-        facts = _table(config)
-        model_class = kind or _single_class(facts)
+        facts = table(config)
+        model_class = kind or single_class(facts)
         if model_class is None:
             problem = "holds a model of an unknown class."
             raise ModelError(str(self._folder), problem, "Pass its class: load_components(Class, folder).")
@@ -147,7 +144,7 @@ class _Loader:
         if self._variant is None or not classes:
             return
         folders = [(only or self._folder / name, kind) for name, kind in classes.items()]
-        if not any(has_variant(place, _base(kind), self._variant) for place, kind in folders):
+        if not any(has_variant(place, weights_name(kind), self._variant) for place, kind in folders):
             problem = f"has no files of the variant {self._variant!r} in any component."
             advice = "Leave variant= out, or pass one that was saved."
             raise WeightsError(next(iter(classes)), str(self._folder), None, problem, advice)
@@ -156,7 +153,7 @@ class _Loader:
         """A model without its weights; ``None`` if its own loader has to do it, which is said."""
         reason = _exotic(kind, folder)
         if reason is None:
-            entries = find_weights(folder, _base(kind), self._variant, name)
+            entries = find_weights(folder, weights_name(kind), self._variant, name)
             try:
                 model = self._model(name, kind, folder, entries)
             except NotDeferrable as error:
@@ -171,8 +168,9 @@ class _Loader:
         return None
 
     def _model(self, name: str, kind: Any, folder: Path, entries: dict[str, Entry]) -> nn.Module:
-        build = diffusers_model if _base(kind) == _DIFFUSERS else transformers_model
-        return build(kind, folder, entries, self._dtype_of(name), name)
+        build = diffusers_model if is_diffusers_model(kind) else transformers_model
+        state = {key: Deferred.of(entry) for key, entry in entries.items()}
+        return build(kind, folder, state, self._dtype_of(name), name)
 
     def _dtype_of(self, name: str) -> torch.dtype | None:
         if self._dtype is None or isinstance(self._dtype, torch.dtype):
@@ -239,57 +237,7 @@ def _folder(kind: Any, place: str, variant: str | None, local_files_only: bool) 
     return Path(fetch.download(place, variant=variant, local_files_only=local_files_only))
 
 
-def _table(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(str(file), f"cannot be read: {error}.", "Copy or download it again.") from error
-    if not isinstance(found, dict):
-        raise ModelError(str(file), "is no table.", "Copy or download it again.")
-    return found
-
-
 # --- classes ----------------------------------------------------------------------------------------------
-
-
-def _class_of(value: Any, folder: Path) -> Any:
-    """The class of a component that this package can build; ``None`` leaves it to the pipeline's own loader."""
-    if not (
-        isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(one, str) for one in value)
-    ):
-        return None
-    library, name = value
-    if not folder.is_dir() or (folder / f"{library}.py").is_file():
-        return None  # kept elsewhere, or code of the folder's own: its loader asks whether to trust it
-    from diffusers import pipelines  # imported here: it takes seconds
-
-    home: Any = getattr(pipelines, library, None)
-    if home is None and library in ("diffusers", "transformers"):
-        home = __import__(library)
-    found = getattr(home, name, None)
-    return found if isinstance(found, type) and _base(found) is not None else None
-
-
-def _single_class(facts: dict[str, Any]) -> Any:
-    import diffusers
-    import transformers
-
-    names = facts.get("architectures") or []
-    home, name = (
-        (diffusers, facts["_class_name"]) if "_class_name" in facts else (transformers, next(iter(names), ""))
-    )
-    found = getattr(home, str(name), None)
-    return found if isinstance(found, type) and _base(found) is not None else None
-
-
-def _base(kind: Any) -> Any:
-    """How a model's library calls its weights; ``None`` for what is no model of a known library."""
-    from diffusers import ModelMixin
-    from transformers import PreTrainedModel
-
-    if issubclass(kind, ModelMixin):
-        return _DIFFUSERS
-    return _TRANSFORMERS if issubclass(kind, PreTrainedModel) else None
 
 
 def _exotic(kind: Any, folder: Path) -> str | None:
@@ -301,7 +249,7 @@ def _exotic(kind: Any, folder: Path) -> str | None:
     if kind.from_pretrained.__func__ not in [one.from_pretrained.__func__ for one in libraries]:
         return f"{kind.__name__} has a loader of its own"
     config = folder / "config.json"
-    facts = _table(config) if config.is_file() else {}
+    facts = table(config) if config.is_file() else {}
     if facts.get("quantization_config"):
         return "its config asks for quantisation"
     if facts.get("auto_map"):
@@ -310,7 +258,7 @@ def _exotic(kind: Any, folder: Path) -> str | None:
 
 
 def _dtype_argument(kind: Any) -> str:
-    return "torch_dtype" if _base(kind) == _DIFFUSERS else "dtype"
+    return "torch_dtype" if is_diffusers_model(kind) else "dtype"
 
 
 def _assembled(kind: Any, folder: Path, dtype: Any, variant: str | None, parts: dict[str, Any]) -> Any:

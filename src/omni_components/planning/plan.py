@@ -9,7 +9,7 @@ from typing import Any
 
 from ..attach.inventory import divide, record
 from ..components.component import Component, Role, conflict
-from ..components.discovery import SHARED, Declaration, declares_components, discover, is_split
+from ..components.discovery import SHARED, Declaration, declares_components, discover
 from ..components.omni_models import recipe_for
 from ..components.recipes import from_diffusers
 from ..components.tensors import Extent, Slot, refuse_unmovable
@@ -210,9 +210,9 @@ _STAGE = {Role.ENCODER: 0, Role.DIT: 1, Role.PART: 1, Role.VAE: 2, Role.RESIDENT
 
 def _declaration(target: Any, policy: OffloadPolicy) -> Declaration:
     recipe = recipe_for(target)
-    if recipe is not None or declares_components(target) or is_split(target):
-        return discover(target, policy, recipe)
-    return from_diffusers(target, policy)
+    if recipe is None and not declares_components(target) and hasattr(target, "model_cpu_offload_seq"):
+        return from_diffusers(target, policy)
+    return discover(target, policy, recipe)
 
 
 def _refuse_unmovable(component: str, slot: Slot) -> None:

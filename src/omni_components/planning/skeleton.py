@@ -15,6 +15,7 @@ from ..errors import ModelError, WeightsError
 from ..loading.build import configured_model, diffusers_model, transformers_model
 from ..loading.checkpoint import find_weights
 from ..loading.classes import INDEX, class_of, is_diffusers_model, single_class, table, weights_name
+from ..loading.deferred import Deferred
 
 _OF_A_PIPELINE = (*LISTS, "model_cpu_offload_seq", "_exclude_from_cpu_offload")
 
@@ -51,10 +52,7 @@ def skeleton(
         WeightsError: Its files are corrupt, or of another model.
     """
     builder = _Builder(dtype, variant)
-    if (folder / INDEX).is_file():
-        target = builder.pipeline(folder)
-    else:
-        target = builder.single(folder)
+    target = builder.pipeline(folder) if (folder / INDEX).is_file() else builder.single(folder)
     return Skeleton(name=str(folder), target=target, sources=builder.sources, skipped=builder.skipped)
 
 
@@ -105,9 +103,10 @@ class _Builder:
             entries = {}
         self.sources[name] = "headers" if entries else "configuration"
         if not entries:
-            return bare(configured_model(kind, folder, dtype))
+            return bare(configured_model(kind, folder, dtype, name))
         build = diffusers_model if is_diffusers_model(kind) else transformers_model
-        return bare(build(kind, folder, entries, dtype, name))
+        state = {key: Deferred.of(entry) for key, entry in entries.items()}
+        return bare(build(kind, folder, state, dtype, name))
 
 
 def bare(model: nn.Module) -> nn.Module:
@@ -136,13 +135,14 @@ def _stand_in(class_name: str, modules: dict[str, nn.Module]) -> Any:
     import diffusers  # imported here: it takes seconds
 
     kind = getattr(diffusers, class_name, None)
-    if kind is None:
-        from .. import models  # its own pipelines are saved under their own names
+    if class_name == "Cosmos3SplitPipeline":  # ours, saved under its own name
+        from ..models.cosmos3 import Cosmos3SplitPipeline, Cosmos3SplitTransformer
 
-        kind = getattr(models, class_name, None)
+        kind = Cosmos3SplitPipeline
+        modules["transformer"] = Cosmos3SplitTransformer.from_joint(modules["transformer"])
     if kind is None:
         raise ModelError(
-            class_name, "is a pipeline that diffusers does not have.", "Plan for the loaded pipeline."
+            class_name, "is a pipeline that diffusers does not have.", "Plan for the loaded one."
         )
     said = {name: getattr(kind, name) for name in _OF_A_PIPELINE if hasattr(kind, name)}
     made = type(class_name, (), said)()

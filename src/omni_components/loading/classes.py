@@ -1,0 +1,74 @@
+"""Which class a component's configuration names, and how its library calls its weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+
+INDEX = "model_index.json"
+# Every library's name for its weights.
+_DIFFUSERS, _TRANSFORMERS = "diffusion_pytorch_model", "model"
+
+
+def table(file: Path) -> dict[str, Any]:
+    """A JSON file that holds a table.
+
+    Raises:
+        ModelError: It cannot be read, or is no table.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(str(file), f"cannot be read: {error}.", "Copy or download it again.") from error
+    if not isinstance(found, dict):
+        raise ModelError(str(file), "is no table.", "Copy or download it again.")
+    return found
+
+
+def class_of(value: Any, folder: Path) -> Any:
+    """The class of a component that this package can build; ``None`` leaves it to the pipeline's own loader."""
+    if not (
+        isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(one, str) for one in value)
+    ):
+        return None
+    library, name = value
+    if not folder.is_dir() or (folder / f"{library}.py").is_file():
+        return None  # kept elsewhere, or code of the folder's own: its loader asks whether to trust it
+    from diffusers import pipelines  # imported here: it takes seconds
+
+    home: Any = getattr(pipelines, library, None)
+    if home is None and library in ("diffusers", "transformers"):
+        home = __import__(library)
+    found = getattr(home, name, None)
+    return found if isinstance(found, type) and weights_name(found) is not None else None
+
+
+def single_class(facts: dict[str, Any]) -> Any:
+    """The class of a model saved by itself, from its configuration; ``None`` if it is of no known library."""
+    import diffusers
+    import transformers
+
+    names = facts.get("architectures") or []
+    home, name = (
+        (diffusers, facts["_class_name"]) if "_class_name" in facts else (transformers, next(iter(names), ""))
+    )
+    found = getattr(home, str(name), None)
+    return found if isinstance(found, type) and weights_name(found) is not None else None
+
+
+def weights_name(kind: Any) -> Any:
+    """How a model's library calls its weights; ``None`` for what is no model of a known library."""
+    from diffusers import ModelMixin
+    from transformers import PreTrainedModel
+
+    if issubclass(kind, ModelMixin):
+        return _DIFFUSERS
+    return _TRANSFORMERS if issubclass(kind, PreTrainedModel) else None
+
+
+def is_diffusers_model(kind: Any) -> bool:
+    """Whether a class is a model of diffusers."""
+    return bool(weights_name(kind) == _DIFFUSERS)

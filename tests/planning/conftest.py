@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.helpers.fixtures import seeded, sim
+
+__all__ = ["seeded", "sim"]

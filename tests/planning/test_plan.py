@@ -1,0 +1,204 @@
+"""A plan is the run's own arithmetic, done before anything is there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks import plan_vs_run
+from benchmarks.plan_vs_run import RandomPipeline
+from typer.testing import CliRunner
+
+from omni_components import DeclarationError, ModelError, PolicyError, WeightsError, load_components, plan
+from omni_components.cli import app
+from omni_components.planning.plan import Plan
+from omni_components.planning.skeleton import skeleton
+from tests.diffusers import tiny
+
+CONFIGURATIONS = Path(__file__).parents[2] / "benchmarks" / "configurations"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stable Diffusion 3 with three encoders, as ``save_pretrained`` writes it."""
+    place = tmp_path_factory.mktemp("sd3") / "a pipeline"
+    tiny.stable_diffusion_3().save_pretrained(place)
+    return place
+
+
+def figures(found: Plan) -> dict[str, Any]:
+    """All but what it was made from."""
+    facts = found.to_dict()
+    return {name: facts[name] for name in ("components", "options", "best")}
+
+
+def by_name(found: Plan, name: str) -> Any:
+    return next(one for one in found.options if one.name == name)
+
+
+# --- right ------------------------------------------------------------------------------------------------
+
+
+def test_every_byte_of_the_plan_is_what_the_run_moves(tmp_path: Path) -> None:
+    """I8: both models of the benchmark under each policy: peak, link, pinned pages, components."""
+    file = tmp_path / "figures.json"
+    plan_vs_run.main(["--json", str(file), "--quick"])
+    found = json.loads(file.read_text())
+    assert found["all_equal"] is True
+    assert len(found) == 5
+    assert all(one["back"] == 0 for one in found.values() if isinstance(one, dict))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_files_headers_and_configuration_tell_what_the_loaded_pipeline_does(
+    folder: Path, tmp_path: Path, dtype: torch.dtype | None
+) -> None:
+    loaded = load_components(folder, dtype=dtype, masters="pinned")
+    wanted = figures(plan(loaded))
+    from_headers = plan(folder, dtype=dtype)
+    assert set(from_headers.sources.values()) == {"headers"}
+    assert figures(from_headers) == wanted
+    bare = tmp_path / "bare"
+    for one in folder.rglob("*.json"):
+        if "index" not in one.suffixes and not one.name.endswith(".index.json"):
+            target = bare / one.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(one.read_bytes())
+    from_configuration = plan(bare, dtype=dtype)
+    assert set(from_configuration.sources.values()) == {"configuration"}
+    assert figures(from_configuration) == wanted
+
+
+def test_planning_reads_no_weight(folder: Path) -> None:
+    found = skeleton(folder, None)
+    tensors = [
+        one for part in found.target.components.values() for one in (*part.parameters(), *part.buffers())
+    ]
+    assert tensors
+    assert all(one.is_meta for one in tensors)
+
+
+def test_tied_weights_are_counted_once() -> None:
+    pipeline = RandomPipeline(4 << 20)
+    before = by_name(plan(pipeline), "all resident").device_peak
+    pipeline.transformer.layers[0].weight = pipeline.text_encoder.layers[0].weight
+    found = plan(pipeline)
+    assert by_name(found, "all resident").device_peak == before - 4 * 512 * 512
+    assert "(shared)" in [one.name for one in found.components]
+
+
+def test_a_budget_decides_which_policy_is_taken() -> None:
+    pipeline = RandomPipeline(4 << 20)
+    options = {one.name: one.device_peak for one in plan(pipeline).options}
+    assert options["exclusive VAE"] < options["model level"] < options["all resident"]
+    for name, peak in options.items():
+        if name != "mapped":
+            assert plan(pipeline, device_memory=peak, activations=0).best == name
+    assert plan(pipeline, device_memory=min(options.values()) - 1, activations=0).best is None
+    assert (
+        plan(pipeline, device_memory=options["model level"], host_memory="3MiB", activations=0).best
+        == "mapped"
+    )
+
+
+def test_the_speed_of_the_link_sets_the_seconds() -> None:
+    pipeline = RandomPipeline(4 << 20)
+    slow = by_name(plan(pipeline, link="1GB/s"), "model level")
+    assert slow.link_seconds == slow.link_bytes / 1e9
+
+
+def test_a_plan_of_a_pipeline_leaves_it_as_it_was() -> None:
+    pipeline = RandomPipeline(1 << 20)
+    before = {name: (id(one), one.data_ptr()) for name, one in pipeline.named_parameters()}
+    plan(pipeline)
+    assert {name: (id(one), one.data_ptr()) for name, one in pipeline.named_parameters()} == before
+    assert not any(one._forward_pre_hooks for one in pipeline.modules())
+
+
+# --- wrong ------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="neither a folder"):
+        plan(tmp_path / "nowhere" / "at" / "all")
+    with pytest.raises(ModelError, match=r"model_index.json or config.json"):
+        plan(tmp_path)
+
+
+def test_weight_files_that_are_corrupt_are_no_configuration_without_weights(
+    folder: Path, tmp_path: Path
+) -> None:
+    import shutil
+
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    file = next((broken / "transformer").glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(WeightsError, match="transformer"):
+        plan(broken)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("device_memory", "much"), ("link", "25GB"), ("activations", "-1")]
+)
+def test_an_amount_that_cannot_be_read(field: str, value: str) -> None:
+    with pytest.raises(PolicyError, match=field):
+        plan(RandomPipeline(1 << 20), **{field: value})
+
+
+def test_a_target_that_declares_nothing() -> None:
+    with pytest.raises(DeclarationError):
+        plan(torch.nn.Linear(2, 2))
+
+
+# --- the command ------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_components_the_policies_and_what_to_take() -> None:
+    ran = CliRunner().invoke(app, ["plan", "demo", "--device-memory", "3MiB"])
+    assert ran.exit_code == 0, ran.output
+    for wanted in (
+        "reasoner",
+        "generator",
+        "model level",
+        "exclusive VAE",
+        "take: model level",
+        "an estimate",
+    ):
+        assert wanted in ran.output
+
+
+def test_the_commands_json_is_the_plan() -> None:
+    ran = CliRunner().invoke(app, ["plan", "demo", "--json", "--host-memory", "1GiB"])
+    assert json.loads(ran.output) == json.loads(json.dumps(plan("demo", host_memory="1GiB").to_dict()))
+
+
+@pytest.mark.parametrize("name", sorted(one.name for one in CONFIGURATIONS.iterdir() if one.is_dir()))
+def test_a_model_at_full_size_needs_little_memory_to_plan_for(name: str) -> None:
+    """Tens of GiB of weights in under 1 GB. (Its seconds, on a quiet machine: docs/planning.md.)"""
+    arguments = ["plan", str(CONFIGURATIONS / name), "--dtype", "bfloat16", "--json"]
+    script = """
+import json, resource, sys
+from omni_components.cli import main
+sys.argv = ["omni-components", *json.loads(sys.argv[1])]
+try:
+    main()
+finally:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(arguments)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    found = json.loads(ran.stdout)
+    assert found["options"][0]["device_peak"] > 25 << 30
+    kilobytes = int(ran.stderr.split()[-1])
+    assert kilobytes * (1 if sys.platform == "linux" else 1 / 1024) < 1_000_000
