@@ -24,8 +24,12 @@ def test_any_request_that_the_schema_gives_rise_to(omni: Omni) -> None:
         operation = result.ok()
         if operation.path == "/v1/events":
             continue  # it does not end; its own test reads it
+        # Without a body there is nothing about a request that could be wrong: any text is a model's id.
+        takes = operation.body
         for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
             many = MANY if operation.path.startswith(("/v1/images", "/v1/models/")) else 2
+            if mode is schemathesis.GenerationMode.NEGATIVE and not takes:
+                continue
             _try(operation, mode, many, seen)
     assert {one for one in seen if not (200 <= one < 300 or 400 <= one < 500 or one == 503)} == set()
     assert sum(seen.values()) >= 3 * MANY
@@ -34,10 +38,7 @@ def test_any_request_that_the_schema_gives_rise_to(omni: Omni) -> None:
 
 
 def _try(operation, mode, many: int, seen: dict[int, int]) -> None:
-    try:
-        strategy = operation.as_strategy(generation_mode=mode)
-    except Exception:
-        return  # nothing about it can be wrong
+    strategy = operation.as_strategy(generation_mode=mode)
 
     @settings(max_examples=many, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(case=strategy)

@@ -15,6 +15,7 @@ from omni_components import Omni
 from omni_components.testing import SimulatedAccelerator
 from tests.serve.running import (
     PATIENCE,
+    Program,
     Running,
     demo,
     is_right,
@@ -41,7 +42,7 @@ def test_sigterm_midway_answers_what_is_there_and_ends_with_0() -> None:
 
 def test_a_second_signal_forces_the_end() -> None:
     with program("--max-steps", "100000") as up:
-        asking = threading.Thread(target=_lost, args=(up,))
+        asking = threading.Thread(target=_given_up, args=(up,))
         asking.start()
         until(up.working)
         up.signal(signal.SIGTERM)
@@ -52,9 +53,12 @@ def test_a_second_signal_forces_the_end() -> None:
     assert status == 128 + signal.SIGINT
 
 
-def _lost(up) -> None:
-    with pytest.raises(httpx.TransportError):
-        up.post(num_inference_steps=100_000)
+def _given_up(up: Program) -> None:
+    """Whether the answer still leaves the process depends on who is quicker."""
+    try:
+        assert up.post(num_inference_steps=100_000).status_code == 503
+    except httpx.TransportError:
+        return
 
 
 def test_open_streams_do_not_keep_a_server_that_drains(omni: Omni) -> None:

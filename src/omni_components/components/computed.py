@@ -69,9 +69,8 @@ def computed(modules: Iterable[nn.Module]) -> list[Computed | Cached]:
     """What some modules compute before each call."""
     found: list[Computed | Cached] = []
     for module in {id(one): one for one in modules}.values():
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, (WeightNorm, SpectralNorm)):
-                found.append(Computed(module, hook))
+        hooks = module._forward_pre_hooks.values()
+        found += [Computed(module, hook) for hook in hooks if isinstance(hook, (WeightNorm, SpectralNorm))]
         if parametrize.is_parametrized(module):
             found.append(Cached(module))
     return found

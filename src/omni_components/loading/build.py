@@ -185,7 +185,8 @@ def configured_model(kind: Any, folder: Path, dtype: torch.dtype | None, compone
         stored, make, build = config.dtype or torch.float32, kind, transformers_model
     with _default_dtype(stored), without_weights():
         shapes = make(config).state_dict(keep_vars=True)
-    state = {name: Deferred.zeros(one.shape, one.dtype) for name, one in shapes.items()}
+    first = {id(one): name for name, one in reversed(shapes.items())}  # what is tied is stored under one name
+    state = {name: Deferred.zeros(shapes[name].shape, shapes[name].dtype) for name in first.values()}
     return build(kind, folder, state, dtype, component)
 
 

@@ -111,15 +111,16 @@ class _Builder:
 
 def bare(model: nn.Module) -> nn.Module:
     """The same module, its tensors replaced by shapes without memory; what is tied stays tied."""
-    made: dict[int, torch.Tensor] = {}
+    # Each with the tensor it stands for: while that lives, nobody else has its id.
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for module in model.modules():
         for slots in (module._parameters, module._buffers):
             for name, tensor in slots.items():
                 if tensor is None:
                     continue
                 if id(tensor) not in made:
-                    made[id(tensor)] = _shape_of(tensor)
-                slots[name] = made[id(tensor)]  # type: ignore[assignment]
+                    made[id(tensor)] = tensor, _shape_of(tensor)
+                slots[name] = made[id(tensor)][1]  # type: ignore[assignment]
     return model
 
 
@@ -139,7 +140,8 @@ def _stand_in(class_name: str, modules: dict[str, nn.Module]) -> Any:
         from ..models.cosmos3 import Cosmos3SplitPipeline, Cosmos3SplitTransformer
 
         kind = Cosmos3SplitPipeline
-        modules["transformer"] = Cosmos3SplitTransformer.from_joint(modules["transformer"])
+        joint: Any = modules["transformer"]
+        modules["transformer"] = Cosmos3SplitTransformer.from_joint(joint)
     if kind is None:
         raise ModelError(
             class_name, "is a pipeline that diffusers does not have.", "Plan for the loaded one."

@@ -76,6 +76,11 @@ def unexpected() -> ApiError:
     return ApiError(503, "The service failed on this request. Its log tells why.", "internal_error")
 
 
+def shutting_down() -> ApiError:
+    """503: another copy of the service, or this one started again, will do it."""
+    return ApiError(503, "The service is shutting down.", "draining", retry_after=10)
+
+
 def answer_in_shape(app: FastAPI) -> None:
     """Give the framework's own errors OpenAI's shape too."""
     app.add_exception_handler(ApiError, _of_api)

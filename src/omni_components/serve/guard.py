@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import ApiError, unexpected
+from .errors import ApiError, shutting_down, unexpected
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -78,6 +78,10 @@ class Guard:
             await error.response()(scope, receive, answer)
         except Gone:
             return
+        except asyncio.CancelledError:
+            if not answer.begun:  # the server is being forced to end, and would say 500
+                await shutting_down().response()(scope, receive, answer)
+            raise
         except Exception:
             log.exception("a request failed")
             if answer.begun:

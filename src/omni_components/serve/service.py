@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import DeclarationError, InvariantError
 from ..residency.events import ResidencyEvent, Totals
-from .errors import ApiError, refused
+from .errors import ApiError, refused, shutting_down
 from .jobs import Job, JobQueue, QueueClosedError, QueueFullError, Sampling
 from .live import Live
 from .metrics import Metrics
@@ -96,7 +96,7 @@ class Service:
             text = f"{self.queue.limit} requests wait already. Try again later."
             raise ApiError(429, text, "queue_full", retry_after=self._time_to_wait()) from None
         except QueueClosedError:
-            raise ApiError(503, "The service is shutting down.", "draining", retry_after=10) from None
+            raise shutting_down() from None
         self.worker.start()
         return job
 

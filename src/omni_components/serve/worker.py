@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import BudgetError, PolicyError, TransferError
-from .errors import ApiError, refused, unexpected
+from .errors import ApiError, refused, shutting_down, unexpected
 from .jobs import Job, JobQueue
 from .model import PictureModel
 
@@ -134,7 +134,7 @@ class Worker:
             self._draw(jobs)
         except Abandoned:
             self._tell("stopped", {"requests": len(jobs)})
-            return ApiError(503, "The service is shutting down.", "draining", retry_after=10)
+            return shutting_down()
         except Exception as error:
             self._tell("failed", {"requests": len(jobs)})
             told, full = _told(error), isinstance(error, _FULL)
