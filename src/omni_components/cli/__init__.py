@@ -1,4 +1,4 @@
-"""The command line: ``omni-components demo``, ``run``, ``plan``, ``doctor`` and ``serve``.
+"""The command line: ``omni-components demo``, ``run``, ``plan``, ``report``, ``doctor`` and ``serve``.
 
 What is heavy (the demo, rich, matplotlib) is imported inside the commands, so that ``--help`` need not wait for it.
 """
@@ -13,6 +13,7 @@ from .demo import demo
 from .doctor import doctor
 from .one_line import PROGRAM, OneLineErrors
 from .plan import plan
+from .report import report
 from .run import run
 from .serve import serve
 
@@ -50,7 +51,7 @@ def root(
         typer.echo(context.get_help())
 
 
-for command in (demo, run, plan, doctor, serve):
+for command in (demo, run, plan, report, doctor, serve):
     app.command()(command)
 
 

@@ -21,7 +21,8 @@ from ..components.tensors import own_storage
 from ..errors import WeightsError
 
 HEADER_LIMIT = 100_000_000  # bytes; what the format's own reader takes at most
-CHUNK = 64 << 20  # bytes read at a time: what a bar can show, and what a conversion needs besides
+CHUNK = 64 << 20  # bytes read at a time: what a bar can show
+PIECE = 1 << 20  # bytes converted at a time: they stay in the processor's cache between reading and casting
 _PREFIX = 8
 _WHOLE = "Copy or download the file again: it is not as it was written."
 _NAMES = {
@@ -74,11 +75,16 @@ class Entry:
         self.file.read(self.name, self.begin, target, told)
 
     def convert(self, target: torch.Tensor, told: Progress) -> None:
-        """Fill a tensor of another element type, a piece at a time."""
+        """Fill a tensor of another element type, from the file's pages where they can be read in place."""
+        values = self.mapped()
+        if values is not None:
+            target.copy_(values)
+            told(self.nbytes)
+            return
         flat, size = target.view(-1), self.dtype.itemsize
-        scratch = torch.empty(min(self.nbytes, CHUNK), dtype=torch.uint8)
-        for start in range(0, self.nbytes, CHUNK):
-            piece = scratch[: min(CHUNK, self.nbytes - start)]
+        scratch = torch.empty(min(self.nbytes, PIECE), dtype=torch.uint8)
+        for start in range(0, self.nbytes, PIECE):
+            piece = scratch[: min(PIECE, self.nbytes - start)]
             self.file.read(self.name, self.begin + start, piece, told)
             values = piece.view(self.dtype)
             flat[start // size : start // size + values.numel()].copy_(values)

@@ -126,9 +126,8 @@ class RecordingMover:
     """A mover without tensors that writes down each call and raises :class:`RuleBroken` for a forbidden one.
 
     Forbidden are: two conflicting components off the host, even while one of them is passing (I1), save that one
-    component may be copied ahead; more bytes
-    than ``capacity`` (I8); a move of a component that is there already, or is being moved, or of an unknown
-    one; two moves at a time; a ``touch`` of a component that is not there (I2).
+    component may be copied ahead; more bytes than ``capacity`` (I8); a move of a component that is there already,
+    or is being moved, or of an unknown one; two moves at a time; a ``touch`` of a component that is not there (I2).
 
     Args:
         sizes: Bytes by name; more can be registered later.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ...components.recipe import Recipe
 from ...policy import OffloadPolicy
 from ...sizes import parse_bytes
 from .records import CheckReport, OffloadCheckError
@@ -23,6 +24,7 @@ def check_offload(
     orders: int = 25,
     faults: bool | int = True,
     loads: Mapping[str, int] | None = None,
+    recipe: Recipe | None = None,
     policy: OffloadPolicy | None = None,
     **fields: Any,
 ) -> CheckReport:
@@ -42,6 +44,7 @@ def check_offload(
         orders: How many random phase orders; more than 0 needs Hypothesis.
         faults: Whether to walk the faults; a number walks so many at most.
         loads: How often one request may load a component, by name; once if not named.
+        recipe: The declaration of a target whose class cannot be changed.
         policy: How components take turns.
         **fields: Single fields of the policy, such as ``vae="exclusive"``.
 
@@ -63,6 +66,7 @@ def check_offload(
         orders=orders,
         faults=faults,
         loads=dict(loads or {}),
+        recipe=recipe,
         policy=OffloadPolicy.of(policy, fields),
     )
     with own_random_numbers():

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ...attach.pipeline import offload
+from ...components.recipe import Recipe
 from ...errors import ResidencyWarning, ScopeError
 from ...policy import OffloadPolicy
 from ...residency.events import History
@@ -40,6 +41,7 @@ class Options:
     orders: int
     faults: bool | int
     loads: dict[str, int]
+    recipe: Recipe | None
     policy: OffloadPolicy
 
 
@@ -141,7 +143,7 @@ class Runs:
         """A new target and the handle of its offload, for as long as the block lasts."""
         target = self.fresh()
         with quiet():  # said once, in the report
-            handle = offload(target, sim.device, policy=self.options.policy)
+            handle = offload(target, sim.device, recipe=self.options.recipe, policy=self.options.policy)
         try:
             yield target, handle
         finally:

@@ -92,7 +92,9 @@ class Check(Runs):
             try:
                 with warnings.catch_warnings(record=True) as said:
                     warnings.simplefilter("always")
-                    handle = offload(target, sim.device, policy=self.options.policy)
+                    handle = offload(
+                        target, sim.device, recipe=self.options.recipe, policy=self.options.policy
+                    )
                 with handle:
                     self.watched = callables(handle, target)
                     step.counted(len(handle.components), "components")
