@@ -237,6 +237,8 @@ class Omni:
                 ", or one per picture" if takes_generator else ""
             )
             raise PolicyError("seed", seed, choices)
+        if several and "prompt" in arguments and len(seeds) != _pictures(arguments):
+            raise PolicyError("seed", seed, f"one, or {_pictures(arguments)}: one per picture")
         if takes_generator:
             # On the host: a seed means the same noise on every device, and in every residency state.
             made = [torch.Generator("cpu").manual_seed(one) for one in seeds]
@@ -302,6 +304,13 @@ def as_dtype(asked: torch.dtype | str | None) -> torch.dtype | None:
     if found is not None and found not in names.values():
         raise PolicyError("dtype", asked, f"one of {', '.join(DTYPES)}, or None")
     return found
+
+
+def _pictures(arguments: Mapping[str, Any]) -> int:
+    """How many pictures the prompts ask for."""
+    prompts = 1 if isinstance(arguments["prompt"], str) else len(arguments["prompt"])
+    several: Any = arguments.get("num_images_per_prompt") or arguments.get("num_videos_per_prompt") or 1
+    return prompts * int(several)
 
 
 def _is_seed(value: object) -> bool:

@@ -21,7 +21,7 @@ FILES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in 
 # The house, from top to bottom: a file imports only what stands above it. A folder stands for its files, in
 # any order, where no line below names them one by one. Deviations from the design: docs/decisions.md.
 _ROWS = """
-errors
+errors sizes
 protocols
 policy
 components/component components/wrappers components/tensors components/computed
@@ -31,13 +31,14 @@ residency/events residency/scope residency/threads residency/graph residency/boo
 residency/order residency/switch residency/gate residency/nesting residency/ledger
 transfer/device transfer/hostmemory transfer/masters transfer/arena transfer/cargo
 transfer/ahead transfer/inspection transfer/staging transfer/mover
-loading/files loading/deferred loading/checkpoint loading/keys loading/build loading/fill loading/load
+loading/classes loading/files loading/deferred loading/checkpoint loading/keys loading/build loading/fill loading/load
 report
 attach/hooks attach/methods attach/adapters attach/mixin attach/split attach/diffusers attach/modular attach/inventory attach/fleet
 attach/planning attach/pipeline
 models
 testing
 demo
+planning/skeleton planning/paper planning/plan planning/text planning/model
 omni
 serve
 cli

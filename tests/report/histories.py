@@ -32,7 +32,7 @@ class Paper:
     def present(self, name: str) -> bool:
         return name in self.here
 
-    def touch(self, name: str) -> None:
+    def touch(self, name: str, stream: object = None) -> None:
         pass
 
     def release_arena(self) -> int:

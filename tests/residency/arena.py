@@ -230,6 +230,7 @@ class ArenaSubject:
         found += [str(race) for race in self.sim.races]
         home = [one.name for one in self.ledger.components if not self.mover.present(one.name)]
         absent = [name for name in home if self.mover.arena.holds(name) is not None]
+        absent = [name for name in absent if name != self.ledger.arriving]
         found += [f"{name!r} is home and still holds device bytes" for name in absent]
         peak, limit = self.sim.stats().peak, self.sim.capacity
         if limit is not None and peak > limit:
@@ -258,6 +259,8 @@ class ArenaMachine(ResidencyMachine):
     """Random phases over the real mover. Copies run late: when somebody waits for them, or in a drawn order."""
 
     tally: ClassVar[Tally] = Tally()
+    subject_type: ClassVar[type[ArenaSubject]] = ArenaSubject
+    prefetch: ClassVar[bool] = False
     _begun = False
 
     def check_observers(self) -> None:
@@ -280,10 +283,10 @@ class ArenaMachine(ResidencyMachine):
             return TinyModule(WIDTH, 1 + count % 2, chosen[name], torch.Generator().manual_seed(count))
 
         choices = data.draw(st.lists(st.integers(0, 2), max_size=60), label="copies")
-        return ArenaSubject(
+        return self.subject_type(
             declared,
             make,
-            policy=OffloadPolicy(nesting=data.draw(NESTING, label="nesting")),
+            policy=OffloadPolicy(nesting=data.draw(NESTING, label="nesting"), prefetch=self.prefetch),
             keep=data.draw(st.booleans(), label="keep the arena"),
             pinned=data.draw(st.sampled_from((None, 8192, 0)), label="pinnable bytes"),
             order=data.draw(st.sampled_from(("lazy", _chooser(choices)))),

@@ -1,4 +1,4 @@
-"""A pipeline of three for stress: an encoder, a DiT in two interleaved parts, a VAE; and what its requests must give."""
+"""A pipeline for stress: an encoder, a DiT in two interleaved parts, a VAE; and what its requests must give."""
 
 from __future__ import annotations
 

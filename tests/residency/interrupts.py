@@ -7,6 +7,7 @@ come, such as between the body of ``with mutex:`` and the release.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,8 +44,10 @@ class Interrupter:
         code = frame.f_code
         if kind not in ("call", "c_return") or not code.co_filename.startswith(self.places):
             return
-        if code.co_name == "<genexpr>" or (code.co_name == "__exit__" and kind == "call"):
-            return  # closing a generator swallows it; before the first step of __exit__ nobody can act
+        if (kind == "call" and code.co_flags & inspect.CO_GENERATOR) or code.co_name == "<genexpr>":
+            return  # what goes on may be the closing of the generator, and that swallows it
+        if code.co_name == "__exit__" and kind == "call":
+            return  # before the first step of __exit__ nobody can act
         if "__del__" in (code.co_name, frame.f_back and frame.f_back.f_code.co_name):
             return  # swallowed too
         self.seen += 1

@@ -7,15 +7,16 @@ The number of places is asserted: a walk that finds fewer of them than there are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 
 import omni_components
-from omni_components import Offload, offload
+from omni_components import TransferError, offload
 from omni_components.components.roster import Side
 from omni_components.components.tensors import Member
 from omni_components.testing import SimulatedAccelerator, every_fault
@@ -82,10 +83,10 @@ def test_whenever_the_memory_runs_out_in_a_request_the_next_one_is_right(studio:
     at, fired = 0, True
     while fired:
         studio.sim.fail_at("allocation", at, persistent=True)
-        try:
+        with suppress(
+            torch.OutOfMemoryError, TransferError
+        ):  # from the pipeline's own kernels, or from a switch
             studio.pipe(PROMPTS[0]).cpu()
-        except Exception as error:  # from a switch or from the pipeline's own kernels
-            assert "injected" in f"{error} {error.__cause__}"
         fired = studio.sim.fired("allocation")
         studio.sim.heal()
         look(studio, f"full device, allocation {at}")
@@ -140,11 +141,8 @@ def test_whichever_binding_of_a_request_fails_the_next_one_is_right(
     trials, fired = 0, True
     while fired:
         fault = BindFault(trials, error, when)
-        try:
-            with fault.planted(monkeypatch):
-                studio.pipe(PROMPTS[0])
-        except BaseException as caught:
-            assert fault.fired, caught
+        with suppress(error, TransferError), fault.planted(monkeypatch):
+            studio.pipe(PROMPTS[0])
         look(studio, fault)
         fired = fault.fired
         trials += 1

@@ -21,6 +21,7 @@ from omni_components.demo.text import Phrase, encode_words, parse_prompt
 from omni_components.demo.text_encoder import DemoTextEncoder
 from omni_components.demo.transformer import DemoTransformer, PromptMemory
 from omni_components.demo.vae import DemoVae
+from omni_components.errors import PolicyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -136,8 +137,8 @@ class DemoPipeline(nn.Module):
         if isinstance(generator, torch.Generator):
             counts, generator = [sum(counts)], [generator]
         if len(generator) != len(counts):
-            raise ValueError(
-                f"{len(generator)} generators for {len(counts)} prompts; one per prompt is needed"
+            raise PolicyError(
+                "generator", f"a list of {len(generator)}", f"one, or one for each of {len(counts)} prompts"
             )
         shape = self.transformer.latent_shape
         noise = [

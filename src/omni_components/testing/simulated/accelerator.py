@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from omni_components.sizes import parse_bytes, parse_speed
 from omni_components.testing.simulated.backend import BACKEND, extension
 from omni_components.testing.simulated.faults import FaultPoint
 from omni_components.testing.simulated.records import AcceleratorStats, RaceReport
-from omni_components.sizes import parse_bytes, parse_speed
 
 if TYPE_CHECKING:
     from types import TracebackType
