@@ -33,8 +33,8 @@ transfer/device transfer/hostmemory transfer/masters transfer/arena transfer/car
 transfer/ahead transfer/inspection transfer/staging transfer/mover
 loading/classes loading/files loading/deferred loading/checkpoint loading/keys loading/build loading/fill loading/load
 report
-attach/hooks attach/methods attach/adapters attach/mixin attach/split attach/diffusers attach/modular attach/inventory attach/fleet
-attach/planning attach/pipeline
+attach/hooks attach/methods attach/adapters attach/mixin attach/split attach/diffusers attach/modular attach/inventory
+attach/fleet attach/planning attach/pipeline
 models
 testing
 demo
@@ -53,8 +53,8 @@ ONE_FILE_NAMES_ACCELERATORS = "transfer/device"
 ACCELERATORS = {"cuda", "xpu", "mps", "npu", "hip"}
 
 _PUBLIC = """
-AbsentComponentError BudgetError Component ComponentNotFoundError DeclarationError InvariantError LedgerStrategy ModelError
-Offload OffloadPolicy OffloadScope Omni OmniComponentsError OmniOffloadMixin OmniOutput OwnershipError
+AbsentComponentError BudgetError Component ComponentNotFoundError DeclarationError InvariantError LedgerStrategy
+ModelError Offload OffloadPolicy OffloadScope Omni OmniComponentsError OmniOffloadMixin OmniOutput OwnershipError
 PolicyError Recipe ResidencyDeadlockError ResidencyEvent ResidencyLedger ResidencyTimeoutError ResidencyWarning
 Role ScopeError SplitModel SupportsComponentDiscovery SupportsOmniOffload TransferError UnknownComponentError
 UnsupportedTensorError WeightsError declares_components load_components offload plan

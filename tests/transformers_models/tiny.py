@@ -175,7 +175,8 @@ def qwen3_omni() -> Any:
         assistant_token_id=117,
     )
     model = seeded(Qwen3OmniMoeForConditionalGeneration(config))
-    model.set_experts_implementation("eager")  # grouped products want a histogram, which only CUDA's has for ints
+    # Grouped products want a histogram, which only CUDA has for integers.
+    model.set_experts_implementation("eager")
     return model
 
 

@@ -188,10 +188,10 @@ class Fleet:
 
     def _make_masters(self, cargoes: list[Cargo], components: list[Component]) -> None:
         if self.device.type == "cpu":
-            mappings = FileMappings()
+            pages = FileMappings()
             for cargo in cargoes:
                 cargo.master(None)
-                cargo.stay(mappings)
+                cargo.stay(pages)
             return
         limit = pinnable_bytes() if self.policy.pinned_limit is None else self.policy.pinned_limit
         pool = self.policy.pin_memory and self._registrar is None

@@ -392,7 +392,9 @@ class Cargo:
     def _master_of(self, group: Group) -> int:
         """Host memory of its own for a group; returns the bytes copied from the device."""
         if group.source.device.type == "cpu":
-            group.rehome(own_storage(group.source))
+            # One of its own stays: around it, each time that it is enabled, there would be one more.
+            alone = group.source.untyped_storage().nbytes() == group.nbytes
+            group.rehome(group.source if alone else own_storage(group.source))
             return 0
         group.rehome(anonymous(group.nbytes).copy_(group.source))
         return group.nbytes
