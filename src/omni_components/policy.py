@@ -8,9 +8,14 @@ from typing import Any, Literal
 
 from .errors import PolicyError, nearest
 
+ROLE_ALIASES = {"text_encoder": "encoder", "transformer": "dit"}  # vLLM-Omni says text_encoder
 # Of the free device memory, what stays free for the computing where only measuring can tell how much there is.
 HEADROOM = 0.2
-ROLE_ALIASES = {"text_encoder": "encoder", "transformer": "dit"}  # vLLM-Omni says text_encoder
+
+
+def left_for_weights(free: int) -> int:
+    """Bytes of so much free device memory that weights may take where nobody said how many."""
+    return int(free * (1 - HEADROOM))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

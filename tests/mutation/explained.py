@@ -6,7 +6,7 @@ from .mutants import Mutant
 
 # By file, function, what was there and what came instead.
 EXPLAINED: dict[tuple[str, str, str, str], str] = {
-    ("ledger.py", "ResidencyLedger._unpin", "self._gate.changed.notify_all()", "pass"): (
+    ("gate.py", "Gate.unpin", "self.changed.notify_all()", "pass"): (
         "a waiter that nobody tells looks by itself within half a second"
     ),
 }

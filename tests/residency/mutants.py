@@ -460,7 +460,7 @@ def serves_the_last_first(patch: pytest.MonkeyPatch) -> None:
 
 @fault(TURNS, "wakes")
 def tells_nobody_when_a_scope_closes(patch: pytest.MonkeyPatch) -> None:
-    def unpin(self: ResidencyLedger, scope: OffloadScope) -> None:
+    def unpin(self: Gate, scope: OffloadScope) -> None:
         with self._mutex:
             self._book.unpin(scope)
 
@@ -474,7 +474,7 @@ def tells_nobody_when_a_scope_closes(patch: pytest.MonkeyPatch) -> None:
         finally:
             changed.notify_all = notify  # type: ignore[method-assign]
 
-    patch.setattr(ResidencyLedger, "_unpin", unpin)
+    patch.setattr(Gate, "unpin", unpin)
     patch.setattr(ResidencyLedger, "leave", silent)
 
 

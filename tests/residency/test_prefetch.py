@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 from torch import nn
 
+import omni_components
 from omni_components import (
     InvariantError,
     OffloadPolicy,
@@ -37,7 +39,7 @@ from omni_components.transfer.ahead import Ahead
 from omni_components.transfer.arena import Arena
 from omni_components.transfer.mover import ArenaMover
 from tests.residency.arena import ArenaMachine, ArenaSubject, Tally
-from tests.residency.interrupts import interrupt_everywhere
+from tests.residency.interrupts import Interrupter, interrupt_everywhere
 from tests.residency.rigs import Actor, Rig, component, edges, until, waiting
 from tests.residency.test_property import scaled
 
@@ -724,6 +726,42 @@ def test_whatever_fails_in_a_request_with_prefetch_the_next_one_is_right(
             serve(pipe, handle, 2)
             trials += 1
         assert trials > (4 if point == "copy" else 40)
+
+
+def test_an_interrupt_anywhere_in_the_moves_of_prefetch_leaves_everything_whole(
+    sim: SimulatedAccelerator,
+) -> None:
+    """I1 to I8: in a right guess, in a wrong one, and when it is given up."""
+    pipe = Pipeline()
+    places = tuple(str(Path(omni_components.__file__).parent / part) for part in ("residency", "transfer"))
+    with offload(pipe, sim.device, prefetch=("encoder", "reasoner", "generator")) as handle:
+        at = 0
+        while True:
+            handle.release(free_arena=True)
+            interrupter = Interrupter(at, *places)
+            try:
+                with interrupter:
+                    for name in ("encoder", "reasoner", "encoder"):
+                        with handle.scope(name):
+                            pass
+                    handle.release(free_arena=True)
+            except KeyboardInterrupt:
+                assert interrupter.place
+            if not interrupter.place:
+                break
+            try:
+                handle.ledger.audit()
+                with handle.scope("generator"):
+                    handle.ledger.audit()
+                if at % 7 == 0:
+                    serve(pipe, handle)
+                handle.release(free_arena=True)
+                assert (handle.ledger.arriving, handle.ledger.device_bytes) == (None, LAYER)
+                assert handle.report().facts.arena_bytes == LAYER
+            except BaseException as error:
+                raise AssertionError(f"after an interrupt at {interrupter.place}") from error
+            at += 1
+        assert at > 500
 
 
 # --- faults made on purpose -------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def test_enabling_running_and_disabling_again_and_again_leaves_nothing(
 ) -> None:
     """I6, I8: host storages, device bytes, pinned pages, hooks, threads, descriptors, our own objects: as before.
 
-    The policies take turns, and every tenth request fails on the way, by a copy that the device refuses.
+    The policies take turns, and every eleventh request fails on the way, by a copy that the device refuses.
     """
     cycles = CYCLES.get(settings.get_current_profile_name(), 2000)
     pipe, expected = Pipeline(), resident_results()
@@ -66,8 +66,8 @@ def test_enabling_running_and_disabling_again_and_again_leaves_nothing(
         if cycle == WARM:
             before = census(pipe, sim)
         handle = offload(pipe, sim.device, **POLICIES[cycle % 2])
-        if cycle % 10 == 9:
-            sim.fail(copy=cycle // 10 % 8)
+        if cycle % 11 == 10:
+            sim.fail(copy=cycle // 11 % 8)
             with suppress(TransferError, RuntimeError):
                 pipe(PROMPTS[0])
             sim.heal()

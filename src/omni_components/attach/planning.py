@@ -7,7 +7,7 @@ import torch
 from ..components.discovery import Declaration
 from ..components.tensors import extents, overlapping, span
 from ..errors import UnknownComponentError, format_bytes
-from ..policy import HEADROOM, OffloadPolicy
+from ..policy import HEADROOM, OffloadPolicy, left_for_weights
 from ..transfer.device import backend_for
 from .fleet import Fleet
 
@@ -33,7 +33,7 @@ def plan(declaration: Declaration, device: torch.device, policy: OffloadPolicy) 
     if policy.device_memory is not None:
         room, source = policy.device_memory, "device_memory"
     elif free is not None:
-        room = int(free * (1 - HEADROOM))
+        room = left_for_weights(free)
         source = f"{format_bytes(free)} free, {HEADROOM:.0%} of it left for activations"
     else:
         return _UNKNOWN.format(device=device)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from ..errors import ResidencyDeadlockError, ResidencyTimeoutError, ScopeError
 from .book import Book, Entry
 from .events import Cause, EventKind
+from .scope import OffloadScope
 from .switch import Switch
 from .threads import OfThread
 from .turns import Turns, Waiter
@@ -81,6 +82,13 @@ class Gate:
             if self._turns.moving is waiter:
                 self._turns.moving = None  # before the mutex, whose wait an interrupt can end
             with self._mutex:
+                self.changed.notify_all()
+
+    def unpin(self, scope: OffloadScope) -> None:
+        """Close a scope, and tell those who wait."""
+        with self._mutex:
+            self._book.unpin(scope)
+            if self._turns.waiters:
                 self.changed.notify_all()
 
     def reap(self) -> None:

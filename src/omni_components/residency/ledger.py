@@ -13,8 +13,7 @@ The invariant. ``check()`` asserts these numbers; every test names the ones it s
 * **I5 truth** The ledger agrees with where the tensors are; ``audit`` compares, tensor by tensor.
 * **I6 rest** Between calls nothing is half-moved. A switch that fails leaves every component whole.
 * **I7 nothing lost** When a component is on the host, its master holds the latest weights.
-* **I8 accounting** Device bytes held = residents + loaded components (and the arriving one), never above the
-  predicted peak.
+* **I8 accounting** Device bytes held = residents + loaded and arriving ones, never above the predicted peak.
 """
 
 from __future__ import annotations
@@ -62,10 +61,9 @@ class ResidencyLedger:
         self.history = History(self.policy.history)
         self.attachment: object | None = None  # what offload() built on it lives as long as it does
         self._mutex = threading.Lock()
-        ahead = self.policy.prefetch
-        self._book = Book(owner, self.policy.device_memory, ahead=bool(ahead))
+        self._book = Book(owner, self.policy.device_memory, ahead=bool(self.policy.prefetch))
         self._turns = Turns()
-        order = Order(() if ahead is True else ahead) if ahead else None
+        order = Order.of(self.policy.prefetch)
         self._switch = Switch(self._book, mover, self.history, self._mutex, order)
         self._local = OfThread()
         self._gate = Gate(self._book, self._switch, self._turns, self._mutex, self._local)
@@ -114,8 +112,7 @@ class ResidencyLedger:
     @property
     def arriving(self) -> str | None:
         """The component that is copied ahead of its scope, if there is one; it is not present yet."""
-        arriving = self._book.arriving
-        return None if arriving is None else arriving.name
+        return next((one.name for one in self._book.entries.values() if one.state is State.ARRIVING), None)
 
     @property
     def device_bytes(self) -> int:
@@ -194,7 +191,7 @@ class ResidencyLedger:
             self._enter_in_turn(scope, stack)
         except BaseException as error:
             # An interrupt may come between any two steps, and __exit__ will not be called.
-            self._unpin(scope)
+            self._gate.unpin(scope)
             if scope.displaced:
                 self._restore_after(error, stack, scope.cause)
             raise
@@ -213,14 +210,16 @@ class ResidencyLedger:
         if scope.displaced:
             stack.lost = True  # until it is restored, lest an interrupt hides that something is missing
         try:
-            with self._mutex:  # _unpin of an innermost scope, written out: every scope comes this way
+            with self._mutex:  # gate.unpin of an innermost scope, written out: every scope comes this way
                 stack.scopes.remove(scope)
                 self._book.entries[scope.name].scopes.remove(scope)
                 scope.stack = scope.call = None
                 if self._turns.waiters:
                     self._gate.changed.notify_all()
         except BaseException:
-            self._unpin(scope)  # interrupted before it was done; a leaked pin would hold the device for ever
+            self._gate.unpin(
+                scope
+            )  # interrupted before it was done; a leaked pin would hold the device for ever
             raise
         finally:
             if stack.lost:
@@ -258,11 +257,9 @@ class ResidencyLedger:
     def release(self, *, free_arena: bool = False) -> None:
         """Send every unpinned swappable component home (the end of a request). Idempotent.
 
-        With prefetch, the component that arrives for the next request goes on arriving.
-
         Args:
-            free_arena: Also give the device memory in which components take turns back to the system; then
-                nothing arrives either.
+            free_arena: Also give the device memory in which components take turns back to the system. Otherwise
+                the component that arrives for the next request goes on arriving.
         """
         self._gate.in_turn(partial(self._switch.send_home, free_arena))
 
@@ -344,12 +341,6 @@ class ResidencyLedger:
                 error.add_note(f"The enclosing scope's component could not be brought back: {second}")
 
     # --- small things -------------------------------------------------------------------------------------------
-
-    def _unpin(self, scope: OffloadScope) -> None:
-        with self._mutex:
-            self._book.unpin(scope)
-            if self._turns.waiters:
-                self._gate.changed.notify_all()
 
     def _refuse_out_of_order(self, scope: OffloadScope, stack: ThreadStack) -> None:
         with self._mutex:

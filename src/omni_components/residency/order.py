@@ -6,7 +6,7 @@ no step, so that after the last component of one request the first one of the ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 Context = tuple[str | None, ...]
 
@@ -24,6 +24,13 @@ class Order:
         # What followed, and whether it is what had followed before: after a surprise nothing is guessed
         # until the same has come twice, since a wrong guess takes the link from a right load.
         self._followed: dict[Context, tuple[str, bool]] = {}
+
+    @classmethod
+    def of(cls, prefetch: bool | Sequence[str]) -> Order | None:
+        """As the policy says; ``None``: nobody is expected."""
+        if isinstance(prefetch, bool):
+            return cls() if prefetch else None
+        return cls(prefetch)
 
     def note(self, name: str) -> None:
         """A component was loaded."""

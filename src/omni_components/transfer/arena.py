@@ -8,6 +8,7 @@ from contextlib import suppress
 import torch
 
 from ..components.tensors import ALIGNMENT
+from ..policy import left_for_weights
 from .masters import align, anonymous
 
 
@@ -45,7 +46,10 @@ class Arena:
         device: Where.
         keep: Hold one buffer for all; otherwise take and give back each component's own bytes.
         ahead: Components may be copied ahead.
-        free: Device bytes that may be taken now; ``None`` where nobody knows.
+        free: Tells how many device bytes are free now; ``None`` where nobody knows.
+
+    Attributes:
+        limit: Most bytes that may be taken, if the policy says; otherwise the free ones are measured.
     """
 
     def __init__(
@@ -121,8 +125,7 @@ class Arena:
         """Whether `take_ahead` would take bytes that are proven free."""
         if self._has_place(name, nbytes):
             return self._free_place(name) is not None
-        free = nbytes if self.limit is not None else self._free()  # within a limit the ledger has counted
-        return free is not None and nbytes <= free
+        return self.limit is not None or nbytes <= self._measured()  # within a limit the ledger has counted
 
     def take_ahead(self, name: str, nbytes: int) -> torch.Tensor:
         """Bytes for a component while others have theirs, if `has_room_ahead`."""
@@ -180,14 +183,18 @@ class Arena:
 
     def _allocated(self) -> torch.Tensor:
         """The buffer, with room for one component more if that is proven to be there."""
-        wanted = self._with_one_more() if self.ahead else self._size
-        most = self._free() if self.limit is None else self.limit
-        if self._size < wanted and most is not None and self._size < most:
-            with suppress(
-                torch.OutOfMemoryError, MemoryError
-            ):  # others have it: then nothing is copied ahead
-                return self._fresh(min(wanted, most // ALIGNMENT * ALIGNMENT))
+        most = self._measured() if self.limit is None else self.limit
+        wanted = min(self._with_one_more(), most // ALIGNMENT * ALIGNMENT) if self.ahead else 0
+        if wanted > self._size:
+            # If others have it after all, nothing is copied ahead.
+            with suppress(torch.OutOfMemoryError, MemoryError):
+                return self._fresh(wanted)
         return self._fresh(self._size)
+
+    def _measured(self) -> int:
+        """Bytes that are proven free, less what the computing may need."""
+        free = self._free()
+        return 0 if free is None else left_for_weights(free)
 
     def _with_one_more(self) -> int:
         """Bytes for each component at the end of the buffer beside any other in its arranged place."""

@@ -17,7 +17,6 @@ from torch.profiler import record_function
 from ..components.tensors import Group
 from ..components.wrappers import leaves
 from ..errors import TransferError
-from ..policy import HEADROOM
 from ..protocols import Moved, MoverFacts
 from .ahead import Ahead
 from .arena import Arena
@@ -38,7 +37,7 @@ class ArenaMover:
 
     def __init__(self, backend: Backend, *, keep_arena: bool, ahead: bool = False) -> None:
         self.backend = backend
-        self.arena = Arena(backend.device, keep=keep_arena, ahead=ahead, free=self._free_ahead)
+        self.arena = Arena(backend.device, keep=keep_arena, ahead=ahead, free=backend.free_bytes)
         self.staging: Staging | None = None  # the way for masters that are mapped from files
         self._cargo: dict[str, Cargo] = {}
         self._ahead: dict[str, Ahead] = {}
@@ -95,13 +94,8 @@ class ArenaMover:
                 self.drop(name)
             with self._undone_on_failure(cargo):
                 brought = self._bring_in(cargo)
-        return Moved(
-            bytes=brought,
-            written_back=copied,
-            adopted=adopted,
-            size=cargo.new_size(),
-            recopied=recopied,
-        )
+        size = cargo.new_size()
+        return Moved(bytes=brought, written_back=copied, adopted=adopted, size=size, recopied=recopied)
 
     def has_room_ahead(self, name: str) -> bool:
         """Whether a component has a pinned master, and bytes for it are proven free beside those in use."""
@@ -348,11 +342,6 @@ class ArenaMover:
         cargo.leave(stable=self.arena.stable(cargo.name))
         self.arena.give(cargo.name)
         self._ahead.pop(cargo.name, None)
-
-    def _free_ahead(self) -> int | None:
-        """Device bytes that are free and will not be needed by the computing, as far as one can tell."""
-        free = self.backend.free_bytes()
-        return None if free is None else int(free * (1 - HEADROOM))
 
     def _error(self, cargo: Cargo, error: Exception, *, to_host: bool) -> TransferError:
         cause = (str(error) or type(error).__name__).splitlines()[0]
