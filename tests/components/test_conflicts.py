@@ -101,7 +101,7 @@ DITS, ENCODERS, VAES = (
             pairs((DITS + ENCODERS + VAES, DITS + ENCODERS + VAES)),
         ),
         ({"offload_components": {"dit"}}, pairs((DITS, DITS))),
-        ({"offload_components": {"dit", "encoder"}}, pairs((DITS, DITS), (DITS, ENCODERS))),
+        ({"offload_components": ("dit", "encoder")}, pairs((DITS, DITS), (DITS, ENCODERS))),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
