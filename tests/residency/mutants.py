@@ -42,7 +42,7 @@ class Mutant:
         name: What it does wrong.
         breaks: The invariant, or what else was promised.
         apply: Puts it in.
-        named: The test that is sure to meet it, where random phases come there too seldom: its address.
+        named: The test that is sure to meet it, where random phases come there too seldom.
     """
 
     name: str
@@ -293,11 +293,7 @@ def once_needs_what_a_scope_between_has_displaced(patch: pytest.MonkeyPatch) -> 
     patch.setattr(Book, "needed", needed)
 
 
-@fault(
-    LEDGER,
-    "I2",
-    named="tests/residency/test_scopes.py::test_what_was_lost_comes_back_after_a_scope_of_the_rival_that_is_still_there",
-)
+@fault(LEDGER, "I2", named="test_what_was_lost_comes_back_after_a_scope_of_the_rival_that_is_still_there")
 def once_forgot_what_was_lost_before_a_scope_opened(patch: pytest.MonkeyPatch) -> None:
     """Found by the machine: the way back failed, a scope of the rival that is still there opens and closes."""
     enter = ResidencyLedger.enter
@@ -487,11 +483,7 @@ def looks_for_no_ring(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Turns, "ring", lambda self, waiter: [])
 
 
-@fault(
-    TURNS,
-    "rings",
-    named="tests/residency/test_turns.py::test_a_ring_of_three_is_refused_to_the_one_who_would_close_it",
-)
+@fault(TURNS, "rings", named="test_a_ring_of_three_is_refused_to_the_one_who_would_close_it")
 def sees_rings_of_two_only(patch: pytest.MonkeyPatch) -> None:
     ring = Turns.ring
 
@@ -513,11 +505,7 @@ def waits_longer_than_allowed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Gate, "_sleep", lambda self, waiter, timeout, start: sleep(self, waiter, None, start))
 
 
-@fault(
-    TURNS,
-    "rings",
-    named="tests/residency/test_turns.py::test_a_ring_that_a_third_thread_closes_around_two_waiters_is_refused_too",
-)
+@fault(TURNS, "rings", named="test_a_ring_that_a_third_thread_closes_around_two_waiters_is_refused_too")
 def once_looked_for_rings_at_first_only(patch: pytest.MonkeyPatch) -> None:
     """Found by eight threads: a third one closes a ring around two that wait already."""
     ring = Turns.ring
@@ -532,11 +520,7 @@ def once_looked_for_rings_at_first_only(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Turns, "ring", first_time)
 
 
-@fault(
-    TURNS,
-    "turns",
-    named="tests/residency/test_turns.py::test_a_pin_below_a_rival_of_its_own_thread_does_not_block_others",
-)
+@fault(TURNS, "turns", named="test_a_pin_below_a_rival_of_its_own_thread_does_not_block_others")
 def once_waited_for_pins_that_nobody_needs_now(patch: pytest.MonkeyPatch) -> None:
     """Found by eight threads: displaced by its own thread, brought back by a sharer."""
     from omni_components.residency import turns
@@ -609,11 +593,7 @@ def adopts_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Cargo, "disturbed", lambda self: False)
 
 
-@fault(
-    MOVER,
-    "I6",
-    named="tests/residency/test_arena.py::test_an_interrupt_between_two_tensors_that_are_bound_to_the_device_is_undone",
-)
+@fault(MOVER, "I6", named="test_an_interrupt_between_two_tensors_that_are_bound_to_the_device_is_undone")
 def leaves_a_failed_load_as_it_is(patch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def nothing_undone(self: ArenaMover, cargo: Cargo) -> Iterator[None]:
@@ -625,11 +605,7 @@ def leaves_a_failed_load_as_it_is(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ArenaMover, "_undone_on_failure", nothing_undone)
 
 
-@fault(
-    MOVER,
-    "I2",
-    named="tests/residency/test_arena.py::test_what_a_failed_load_had_taken_is_free_for_the_way_back",
-)
+@fault(MOVER, "I2", named="test_what_a_failed_load_had_taken_is_free_for_the_way_back")
 def once_let_the_error_hold_the_bytes_of_a_failed_load(patch: pytest.MonkeyPatch) -> None:
     """Found by the machine: its traceback held the block, and the outer component found no room on its way back."""
     from omni_components.transfer import mover
@@ -637,11 +613,7 @@ def once_let_the_error_hold_the_bytes_of_a_failed_load(patch: pytest.MonkeyPatch
     patch.setattr(mover.traceback, "clear_frames", lambda trace: None)
 
 
-@fault(
-    MOVER,
-    "I8",
-    named="tests/residency/test_arena.py::test_a_component_that_outgrows_its_place_gets_a_larger_arena_not_a_second_one",
-)
+@fault(MOVER, "I8", named="test_a_component_that_outgrows_its_place_gets_a_larger_arena_not_a_second_one")
 def once_never_enlarged_the_arena(patch: pytest.MonkeyPatch) -> None:
     """Found by the machine: a component that outgrew its place by a byte cost an arena more."""
     patch.setattr(Arena, "grow", lambda self, name, nbytes: self.renew())
@@ -661,20 +633,12 @@ def computes_before_the_copy_has_come(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AcceleratorBackend, "wait", lambda self, stream, event: None)
 
 
-@fault(
-    MOVER,
-    "I7",
-    named="tests/residency/test_arena.py::test_a_rival_does_not_overwrite_what_compute_still_reads",
-)
+@fault(MOVER, "I7", named="test_a_rival_does_not_overwrite_what_compute_still_reads")
 def copies_into_memory_that_compute_still_uses(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AcceleratorBackend, "after", lambda self, streams: None)
 
 
-@fault(
-    MOVER,
-    "I7",
-    named="tests/residency/test_arena.py::test_a_master_may_be_written_as_soon_as_its_component_is_home",
-)
+@fault(MOVER, "I7", named="test_a_master_may_be_written_as_soon_as_its_component_is_home")
 def leaves_a_copy_reading_the_master_after_eviction(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ArenaMover, "_settle_copies", lambda self, cargo: None)
 
@@ -684,11 +648,7 @@ def places_everyone_at_the_start_of_the_arena(patch: pytest.MonkeyPatch) -> None
     patch.setattr(arena_module, "place", lambda sizes, rivals: dict.fromkeys(sizes, 0))
 
 
-@fault(
-    MOVER,
-    "I3",
-    named="tests/residency/test_arena.py::test_components_admitted_while_one_is_present_do_not_take_its_bytes",
-)
+@fault(MOVER, "I3", named="test_components_admitted_while_one_is_present_do_not_take_its_bytes")
 def once_moved_the_places_under_those_present(patch: pytest.MonkeyPatch) -> None:
     """Found by the machine: a component is admitted while another one is in the arena."""
 

@@ -120,16 +120,15 @@ class ArenaMover:
         return Moved(bytes=cargo.payload(pinned=True))
 
     def drop(self, name: str) -> None:
-        """Give back the bytes that an absent component was copied into ahead. Idempotent."""
+        """Give back the bytes that a component was copied into ahead. Idempotent."""
         ahead = self._ahead.get(name)
-        try:
-            if ahead is not None:
-                self._settle(
-                    ahead.arrived
-                )  # the bytes are about to be anyone's, and the masters may be written to
-        finally:
-            self.arena.give(name)
-            self._ahead.pop(name, None)
+        if ahead is not None:
+            try:
+                # The bytes are about to be anyone's, and the masters may be written to.
+                self._settle(ahead.arrived)
+            finally:
+                self.arena.give(name)
+                self._ahead.pop(name, None)
 
     def evict(self, name: str) -> Moved:
         """Bind a component's tensors back to its masters and give its device bytes back.
