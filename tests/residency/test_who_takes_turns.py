@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from omni_components import OffloadPolicy, PolicyError, SplitModel, offload
+from omni_components.demo import DemoPipeline
 from omni_components.testing import SimulatedAccelerator
 from omni_components.testing.plugin import require_simulated_accelerator
 
@@ -194,3 +195,18 @@ def test_exclusive_ones_arrive_ahead_as_others_do(sim: SimulatedAccelerator, fie
         assert next(row for row in report.rows if row.name == "vae").prefetched == 3
         assert report.peak_bytes <= report.predicted_peak
         assert sum(row.prefetch_wasted for row in report.rows) == 0
+
+
+@pytest.mark.parametrize(
+    "fields", [{"vae": "exclusive"}, {"prefetch": True, "vae": "exclusive"}, {"mode": "auto"}]
+)
+def test_the_demo_draws_the_same_picture_whoever_takes_turns(sim: SimulatedAccelerator, fields: Any) -> None:
+    """I1, I7, I8: it finds out where it computes although its VAE is away."""
+    pipe = DemoPipeline.from_pretrained()
+    wanted = pipe("seven", steps=2).ink
+    with offload(pipe, sim.device, **fields) as handle:
+        for _ in range(3):
+            assert torch.allclose(pipe("seven", steps=2).ink, wanted, atol=1e-4)
+            handle.ledger.audit()
+            handle.release()
+        assert handle.report().peak_bytes <= handle.report().predicted_peak

@@ -125,10 +125,9 @@ class DemoPipeline(nn.Module):
         return DemoOutput(images=pictures, phrases=phrases, ink=ink)
 
     def _device(self) -> torch.device:
-        # Under offload the handle answers. Without it the VAE does: it is never swapped, and so always stands
-        # where the pipeline computes.
-        device: torch.device | None = getattr(self, "_execution_device", None)
-        return device or self.vae.latent_mean.device
+        # Under offload any component may be away: the marker on the transformer answers, as in diffusers' pipelines.
+        marker = getattr(self.transformer, "_hf_hook", None)
+        return self.vae.latent_mean.device if marker is None else torch.device(marker.execution_device)
 
     def _draw_noise(
         self, counts: Sequence[int], generator: torch.Generator | Sequence[torch.Generator]

@@ -120,15 +120,15 @@ class ArenaMover:
         return Moved(bytes=cargo.payload(pinned=True))
 
     def drop(self, name: str) -> None:
-        """Give back the bytes that a component was copied into ahead. Idempotent."""
+        """Give back the bytes that an absent component was copied into ahead. Idempotent."""
         ahead = self._ahead.get(name)
-        if ahead is not None:
-            try:
+        try:
+            if ahead is not None:
                 # The bytes are about to be anyone's, and the masters may be written to.
                 self._settle(ahead.arrived)
-            finally:
-                self.arena.give(name)
-                self._ahead.pop(name, None)
+        finally:
+            self._ahead.pop(name, None)  # first: interrupted in between, the bytes are still nobody else's
+            self.arena.give(name)
 
     def evict(self, name: str) -> Moved:
         """Bind a component's tensors back to its masters and give its device bytes back.
@@ -340,8 +340,8 @@ class ArenaMover:
         if self.backend.watches():
             self.backend.take_back(cargo.memory())
         cargo.leave(stable=self.arena.stable(cargo.name))
-        self.arena.give(cargo.name)
         self._ahead.pop(cargo.name, None)
+        self.arena.give(cargo.name)
 
     def _error(self, cargo: Cargo, error: Exception, *, to_host: bool) -> TransferError:
         cause = (str(error) or type(error).__name__).splitlines()[0]
