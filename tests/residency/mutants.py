@@ -42,7 +42,7 @@ class Mutant:
         name: What it does wrong.
         breaks: The invariant, or what else was promised.
         apply: Puts it in.
-        named: The test that is sure to meet it, where random phases come there too seldom.
+        named: The test that is sure to meet it, where random phases come there too seldom: its address.
     """
 
     name: str
@@ -117,7 +117,11 @@ def knows_a_conflict_from_one_side_only(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Book, "admit", one_sided)
 
 
-@fault(LEDGER, "I1")
+@fault(
+    LEDGER,
+    "I1",
+    named="tests/residency/test_scopes.py::test_an_eviction_that_fails_leaves_the_rival_whole_on_the_device",
+)
 def loads_although_the_eviction_failed(patch: pytest.MonkeyPatch) -> None:
     evict = Switch.evict
 
@@ -146,7 +150,9 @@ def forgets_the_rollback_of_an_eviction(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Switch, "_settle", half)
 
 
-@fault(LEDGER, "I6")
+@fault(
+    LEDGER, "I6", named="tests/residency/test_scopes.py::test_a_load_that_fails_leaves_everything_on_the_host"
+)
 def takes_a_failed_load_for_a_success(patch: pytest.MonkeyPatch) -> None:
     transfer = Switch._transfer
 
@@ -267,7 +273,11 @@ def restores_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ResidencyLedger, "enter", enter_first)
 
 
-@fault(LEDGER, "I2")
+@fault(
+    LEDGER,
+    "I2",
+    named="tests/residency/test_scopes.py::test_a_nested_load_that_fails_puts_the_suspended_outer_component_back",
+)
 def forgets_the_outer_component_after_a_failed_load(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ResidencyLedger, "_restore_after", lambda self, error, stack, cause: None)
 
@@ -293,7 +303,11 @@ def once_needs_what_a_scope_between_has_displaced(patch: pytest.MonkeyPatch) -> 
     patch.setattr(Book, "needed", needed)
 
 
-@fault(LEDGER, "I2", named="test_what_was_lost_comes_back_after_a_scope_of_the_rival_that_is_still_there")
+@fault(
+    LEDGER,
+    "I2",
+    named="tests/residency/test_scopes.py::test_what_was_lost_comes_back_after_a_scope_of_the_rival_that_is_still_there",
+)
 def once_forgot_what_was_lost_before_a_scope_opened(patch: pytest.MonkeyPatch) -> None:
     """Found by the machine: the way back failed, a scope of the rival that is still there opens and closes."""
     enter = ResidencyLedger.enter
@@ -307,7 +321,11 @@ def once_forgot_what_was_lost_before_a_scope_opened(patch: pytest.MonkeyPatch) -
     patch.setattr(ResidencyLedger, "enter", enter_without_memory)
 
 
-@fault(LEDGER, "I4")
+@fault(
+    LEDGER,
+    "I4",
+    named="tests/residency/test_scopes.py::test_a_scope_entered_again_after_it_closed_is_refused",
+)
 def lets_a_scope_be_used_again(patch: pytest.MonkeyPatch) -> None:
     enter = ResidencyLedger.enter
 
@@ -318,12 +336,20 @@ def lets_a_scope_be_used_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ResidencyLedger, "enter", again)
 
 
-@fault(LEDGER, "I4")
+@fault(
+    LEDGER,
+    "I4",
+    named="tests/residency/test_scopes.py::test_an_outer_scope_left_first_is_refused_and_both_can_still_be_left_in_order",
+)
 def lets_scopes_close_in_any_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ResidencyLedger, "_refuse_out_of_order", lambda self, scope, stack: None)
 
 
-@fault(LEDGER, "I4")
+@fault(
+    LEDGER,
+    "I4",
+    named="tests/residency/test_threads.py::test_a_scope_left_by_another_thread_is_refused_and_stays_open",
+)
 def lets_any_thread_close_a_scope(patch: pytest.MonkeyPatch) -> None:
     leave = ResidencyLedger.leave
 
@@ -388,7 +414,11 @@ def forgets_one_in_release(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Switch, "send_home", send_home)
 
 
-@fault(LEDGER, "residents")
+@fault(
+    LEDGER,
+    "residents",
+    named="tests/residency/test_scopes.py::test_release_sends_all_unpinned_swappable_components_home_and_keeps_the_rest",
+)
 def releases_residents(patch: pytest.MonkeyPatch) -> None:
     def send_home(self: Switch, free_arena: bool) -> None:
         for entry in self._book.entries.values():
@@ -398,7 +428,11 @@ def releases_residents(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Switch, "send_home", send_home)
 
 
-@fault(LEDGER, "I4")
+@fault(
+    LEDGER,
+    "I4",
+    named="tests/residency/test_scopes.py::test_retire_with_an_open_scope_is_refused_and_changes_nothing",
+)
 def retires_what_is_in_use(patch: pytest.MonkeyPatch) -> None:
     def strike(self: Switch, gone: list[Entry]) -> None:
         for entry in gone:
@@ -409,7 +443,11 @@ def retires_what_is_in_use(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Switch, "strike", strike)
 
 
-@fault(LEDGER, "I5")
+@fault(
+    LEDGER,
+    "I5",
+    named="tests/residency/test_scopes.py::test_retire_brings_components_home_and_forgets_their_conflicts",
+)
 def retires_without_bringing_home(patch: pytest.MonkeyPatch) -> None:
     def strike(self: Switch, gone: list[Entry]) -> None:
         with self._mutex:
@@ -458,7 +496,9 @@ def serves_the_last_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Turns, "_ahead", ahead)
 
 
-@fault(TURNS, "wakes")
+@fault(
+    TURNS, "wakes", named="tests/residency/test_turns.py::test_the_last_sharer_that_leaves_lets_the_waiter_go"
+)
 def tells_nobody_when_a_scope_closes(patch: pytest.MonkeyPatch) -> None:
     def unpin(self: Gate, scope: OffloadScope) -> None:
         with self._mutex:
@@ -483,7 +523,11 @@ def looks_for_no_ring(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Turns, "ring", lambda self, waiter: [])
 
 
-@fault(TURNS, "rings", named="test_a_ring_of_three_is_refused_to_the_one_who_would_close_it")
+@fault(
+    TURNS,
+    "rings",
+    named="tests/residency/test_turns.py::test_a_ring_of_three_is_refused_to_the_one_who_would_close_it",
+)
 def sees_rings_of_two_only(patch: pytest.MonkeyPatch) -> None:
     ring = Turns.ring
 
@@ -499,13 +543,21 @@ def takes_every_wait_for_a_ring(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Turns, "ring", lambda self, waiter: ["me", "me"])
 
 
-@fault(TURNS, "timeouts")
+@fault(
+    TURNS,
+    "timeouts",
+    named="tests/residency/test_turns.py::test_a_timeout_of_zero_leaves_the_queue_as_it_was",
+)
 def waits_longer_than_allowed(patch: pytest.MonkeyPatch) -> None:
     sleep = Gate._sleep
     patch.setattr(Gate, "_sleep", lambda self, waiter, timeout, start: sleep(self, waiter, None, start))
 
 
-@fault(TURNS, "rings", named="test_a_ring_that_a_third_thread_closes_around_two_waiters_is_refused_too")
+@fault(
+    TURNS,
+    "rings",
+    named="tests/residency/test_turns.py::test_a_ring_that_a_third_thread_closes_around_two_waiters_is_refused_too",
+)
 def once_looked_for_rings_at_first_only(patch: pytest.MonkeyPatch) -> None:
     """Found by eight threads: a third one closes a ring around two that wait already."""
     ring = Turns.ring
@@ -520,7 +572,11 @@ def once_looked_for_rings_at_first_only(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Turns, "ring", first_time)
 
 
-@fault(TURNS, "turns", named="test_a_pin_below_a_rival_of_its_own_thread_does_not_block_others")
+@fault(
+    TURNS,
+    "turns",
+    named="tests/residency/test_turns.py::test_a_pin_below_a_rival_of_its_own_thread_does_not_block_others",
+)
 def once_waited_for_pins_that_nobody_needs_now(patch: pytest.MonkeyPatch) -> None:
     """Found by eight threads: displaced by its own thread, brought back by a sharer."""
     from omni_components.residency import turns
@@ -528,7 +584,11 @@ def once_waited_for_pins_that_nobody_needs_now(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(turns, "_displaced", lambda scope, stack, entry: False)
 
 
-@fault(TURNS, "I8")
+@fault(
+    TURNS,
+    "I8",
+    named="tests/residency/test_threads.py::test_who_waits_for_a_component_that_was_replaced_is_told",
+)
 def once_brought_in_what_was_retired_meanwhile(patch: pytest.MonkeyPatch) -> None:
     """Found by reading: the waiter held on to the entry."""
 
@@ -593,7 +653,11 @@ def adopts_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Cargo, "disturbed", lambda self: False)
 
 
-@fault(MOVER, "I6", named="test_an_interrupt_between_two_tensors_that_are_bound_to_the_device_is_undone")
+@fault(
+    MOVER,
+    "I6",
+    named="tests/residency/test_arena.py::test_an_interrupt_between_two_tensors_that_are_bound_to_the_device_is_undone",
+)
 def leaves_a_failed_load_as_it_is(patch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def nothing_undone(self: ArenaMover, cargo: Cargo) -> Iterator[None]:
@@ -605,7 +669,11 @@ def leaves_a_failed_load_as_it_is(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ArenaMover, "_undone_on_failure", nothing_undone)
 
 
-@fault(MOVER, "I2", named="test_what_a_failed_load_had_taken_is_free_for_the_way_back")
+@fault(
+    MOVER,
+    "I2",
+    named="tests/residency/test_arena.py::test_what_a_failed_load_had_taken_is_free_for_the_way_back",
+)
 def once_let_the_error_hold_the_bytes_of_a_failed_load(patch: pytest.MonkeyPatch) -> None:
     """Found by the machine: its traceback held the block, and the outer component found no room on its way back."""
     from omni_components.transfer import mover
@@ -613,7 +681,11 @@ def once_let_the_error_hold_the_bytes_of_a_failed_load(patch: pytest.MonkeyPatch
     patch.setattr(mover.traceback, "clear_frames", lambda trace: None)
 
 
-@fault(MOVER, "I8", named="test_a_component_that_outgrows_its_place_gets_a_larger_arena_not_a_second_one")
+@fault(
+    MOVER,
+    "I8",
+    named="tests/residency/test_arena.py::test_a_component_that_outgrows_its_place_gets_a_larger_arena_not_a_second_one",
+)
 def once_never_enlarged_the_arena(patch: pytest.MonkeyPatch) -> None:
     """Found by the machine: a component that outgrew its place by a byte cost an arena more."""
     patch.setattr(Arena, "grow", lambda self, name, nbytes: self.renew())
@@ -633,12 +705,20 @@ def computes_before_the_copy_has_come(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AcceleratorBackend, "wait", lambda self, stream, event: None)
 
 
-@fault(MOVER, "I7", named="test_a_rival_does_not_overwrite_what_compute_still_reads")
+@fault(
+    MOVER,
+    "I7",
+    named="tests/residency/test_arena.py::test_a_rival_does_not_overwrite_what_compute_still_reads",
+)
 def copies_into_memory_that_compute_still_uses(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AcceleratorBackend, "after", lambda self, streams: None)
 
 
-@fault(MOVER, "I7", named="test_a_master_may_be_written_as_soon_as_its_component_is_home")
+@fault(
+    MOVER,
+    "I7",
+    named="tests/residency/test_arena.py::test_a_master_may_be_written_as_soon_as_its_component_is_home",
+)
 def leaves_a_copy_reading_the_master_after_eviction(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ArenaMover, "_settle_copies", lambda self, cargo: None)
 
@@ -648,7 +728,11 @@ def places_everyone_at_the_start_of_the_arena(patch: pytest.MonkeyPatch) -> None
     patch.setattr(arena_module, "place", lambda sizes, rivals: dict.fromkeys(sizes, 0))
 
 
-@fault(MOVER, "I3", named="test_components_admitted_while_one_is_present_do_not_take_its_bytes")
+@fault(
+    MOVER,
+    "I3",
+    named="tests/residency/test_arena.py::test_components_admitted_while_one_is_present_do_not_take_its_bytes",
+)
 def once_moved_the_places_under_those_present(patch: pytest.MonkeyPatch) -> None:
     """Found by the machine: a component is admitted while another one is in the arena."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.mark.structures import ParameterSet
@@ -14,9 +13,9 @@ from hypothesis.stateful import run_state_machine_as_test
 from omni_components import InvariantError
 from omni_components.testing.machine import RecordingMachine
 from omni_components.testing.plugin import require_simulated_accelerator
-from tests.residency import test_arena, test_scopes, test_turns
 from tests.residency.arena import ArenaMachine
 from tests.residency.mutants import LEDGER, MOVER, TURNS, Mutant
+from tests.residency.mutants_attach import DISCOVERY, HOOKS, MEMORY, SCOPES
 
 pytestmark = pytest.mark.filterwarnings("ignore::omni_components.ResidencyWarning")
 
@@ -29,6 +28,8 @@ ALWAYS = {
     "restores_late",
     "forgets_the_write_back",
 }
+
+EVERYTHING = [*LEDGER, *TURNS, *MOVER, *HOOKS, *DISCOVERY, *MEMORY, *SCOPES]
 
 # What the suite says of a fault. Anything else (a TypeError, say) would be a fault of the mutant itself.
 CAUGHT = (AssertionError, InvariantError)
@@ -81,49 +82,59 @@ def test_the_machine_over_the_real_mover_catches(mutant: Mutant, monkeypatch: py
         run_state_machine_as_test(HuntingArena, settings=hunt(300))
 
 
-@pytest.mark.parametrize("mutant", cases([*LEDGER, *TURNS, *MOVER], named=True))
+@pytest.mark.parametrize("mutant", cases(EVERYTHING, named=True))
 def test_the_named_test_catches(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = next(one for one in (test_scopes, test_turns, test_arena) if hasattr(one, mutant.named))
-    run = partial(RUNNERS[home], getattr(home, mutant.named))
-    run()  # it passes as the code is
+    """It passes as the code is, in every run; here it must fail, and not because the mutant itself is wrong."""
     mutant.apply(monkeypatch)
-    with pytest.raises(CAUGHT):
-        run()
+    verdict = Verdict()
+    code = pytest.main([mutant.named, *IN_PROCESS], plugins=[verdict])
+    assert code is pytest.ExitCode.TESTS_FAILED, f"{mutant.named}: {code!r}"
+    assert verdict.errors
+    assert not {TypeError, NameError, AttributeError} & set(verdict.errors), verdict.errors
 
 
-def with_its_stage(test: Callable[..., None]) -> None:
-    """Run a test of ``test_turns`` on the stage that it declares."""
-    (shape,) = (mark.args[1][0] for mark in test.pytestmark if mark.name == "parametrize")  # type: ignore[attr-defined]
-    stage = test_turns.Stage(*shape)
-    try:
-        test(stage)
-    finally:
-        stage.crew.dismiss()
+IN_PROCESS = (
+    "-q",
+    "-x",
+    "-m",
+    "",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:faulthandler",
+    "--capture=no",
+    "--tb=line",
+)
 
 
-def with_three(test: Callable[..., None]) -> None:
-    """Run a test of ``test_arena``, with its three rivals where it asks for them."""
-    require_simulated_accelerator()
-    if not inspect.signature(test).parameters:
-        test()
-        return
-    three = test_arena.subject("abc", "ab bc ac")
-    try:
-        test(three)
-    finally:
-        three.close()
+class Verdict:
+    """What the tests of a run inside this one failed with."""
 
+    def __init__(self) -> None:
+        self.errors: list[type[BaseException]] = []
 
-def as_it_is(test: Callable[..., None]) -> None:
-    test()
-
-
-RUNNERS = {test_scopes: as_it_is, test_turns: with_its_stage, test_arena: with_three}
+    def pytest_exception_interact(self, call: pytest.CallInfo[Any]) -> None:
+        assert call.excinfo is not None
+        self.errors.append(call.excinfo.type)
 
 
 def test_each_invariant_has_its_mutants() -> None:
     """The table is the list of what the suite is known to catch."""
-    table = [*LEDGER, *TURNS, *MOVER]
-    assert len(table) == len({mutant.name for mutant in table})
+    assert len(EVERYTHING) == len({mutant.name for mutant in EVERYTHING})
     for number in range(1, 9):
-        assert sum(1 for mutant in table if mutant.breaks == f"I{number}") >= 3, f"I{number}"
+        assert sum(1 for mutant in EVERYTHING if mutant.breaks == f"I{number}") >= 3, f"I{number}"
+
+
+def table() -> str:
+    """The faults by what they break, as ``docs/proof.md`` shows them."""
+    lines = ["| breaks | faults | which |", "|---|--:|---|"]
+    for breaks in sorted({one.breaks for one in EVERYTHING}):
+        names = [one.name.replace("_", " ") for one in EVERYTHING if one.breaks == breaks]
+        lines.append(f"| {breaks} | {len(names)} | {'; '.join(names)} |")
+    return "\n".join(lines)
+
+
+def test_the_documented_table_is_this_one() -> None:
+    page = Path(__file__).parents[2] / "docs" / "proof.md"
+    assert table() in page.read_text(), f"{page} should have:\n\n{table()}"
+    assert f"{len(EVERYTHING)} faults" in page.read_text()

@@ -164,6 +164,24 @@ def test_a_forward_that_raises_closes_its_scope(rig: Rig) -> None:
     rig.sound()
 
 
+@pytest.mark.filterwarnings("ignore::omni_components.ResidencyWarning")
+def test_the_caller_of_a_forward_that_raises_has_its_component_back(rig: Rig) -> None:
+    """I2: at once, before it goes on; nobody asks the ledger for anything in between."""
+
+    def fail(x: torch.Tensor) -> None:
+        raise RuntimeError("mine")
+
+    inner = hooked(rig, "b", fail)
+
+    def outer(x: torch.Tensor) -> None:
+        with pytest.raises(RuntimeError, match="mine"):
+            inner(x)
+        assert rig.present == {"a"}
+
+    hooked(rig, "a", outer)(torch.zeros(2))
+    rig.sound()
+
+
 def test_an_orphan_does_not_keep_the_arguments_of_its_call(rig: Rig) -> None:
     """A scope refers to the frame of its call, and that to everything in it."""
     module = hooked(rig, "a", interrupt)
