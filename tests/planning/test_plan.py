@@ -185,18 +185,21 @@ def test_the_commands_json_is_the_plan() -> None:
     assert json.loads(ran.output) == json.loads(json.dumps(plan("demo", host_memory="1GiB").to_dict()))
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="its memory is read from /proc: Linux")
 @pytest.mark.parametrize("name", sorted(one.name for one in CONFIGURATIONS.iterdir() if one.is_dir()))
 def test_a_model_at_full_size_is_planned_as_the_page_says_in_little_memory(name: str) -> None:
     """Tens of GiB of weights in under 1 GB."""
     arguments = ["plan", str(CONFIGURATIONS / name), "--dtype", "bfloat16", "--json"]
+    # Not ru_maxrss: on Linux a child begins with the memory of the process that it was forked from.
     script = """
-import json, resource, sys
+import json, sys
 from omni_components.cli import main
 sys.argv = ["omni-components", *json.loads(sys.argv[1])]
 try:
     main()
 finally:
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
+    peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM:"))
+    print(peak.split()[1], file=sys.stderr)
 """
     ran = subprocess.run(
         [sys.executable, "-c", script, json.dumps(arguments)],
@@ -216,4 +219,4 @@ finally:
     assert f"| {peaks['model level']['device_peak'] / 2**30:.1f} GiB | " in row
     assert f"| {peaks['model level']['link_seconds']:.1f} s |" in row
     kilobytes = int(ran.stderr.split()[-1])
-    assert kilobytes * (1 if sys.platform == "linux" else 1 / 1024) < 1_000_000
+    assert 100_000 < kilobytes < 1_000_000
