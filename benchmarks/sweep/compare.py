@@ -207,10 +207,10 @@ def _requests(case: Case, pipeline: Any, sim: SimulatedAccelerator, run: Run) ->
 @contextmanager
 def _watched(pipeline: Any, device: torch.device, run: Run) -> Iterator[None]:
     """Look at every call of every module, from outside, whose weights are on the device."""
-    watched = [(module, weight_bytes(module)) for _, module in modules(pipeline)]
+    watched = [(weight_bytes(module), _largest(module)) for _, module in modules(pipeline)]
 
     def look(*_: Any) -> None:
-        there = sum(size for module, size in watched if size and next(_tensors(module)).device == device)
+        there = sum(size for size, at in watched if at is not None and at[0][at[1]].device == device)
         run.peak = max(run.peak, there)
 
     handles = [register_module_forward_pre_hook(look), register_module_forward_hook(look)]
@@ -221,6 +221,13 @@ def _watched(pipeline: Any, device: torch.device, run: Run) -> Iterator[None]:
             handle.remove()
 
 
-def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
+def _largest(module: nn.Module) -> tuple[dict[str, Any], str] | None:
+    """Where a module's largest tensor is registered: the one that tells where the module is."""
+    places = [
+        (tensor.numel(), table, name)
+        for one in module.modules()
+        for table in (one._parameters, one._buffers)
+        for name, tensor in table.items()
+        if tensor is not None
+    ]
+    return max(places, key=lambda place: place[0])[1:] if places else None

@@ -34,7 +34,7 @@ transfer/ahead transfer/inspection transfer/staging transfer/mover
 loading/classes loading/files loading/deferred loading/checkpoint loading/keys loading/build loading/fill loading/load
 report
 attach/hooks attach/methods attach/adapters attach/mixin attach/split attach/diffusers attach/modular attach/inventory
-attach/fleet attach/planning attach/pipeline
+attach/fleet attach/auto attach/pipeline
 models
 testing
 demo

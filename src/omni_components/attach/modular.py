@@ -79,12 +79,11 @@ class LedgerStrategy:
     def _believe_what_is_there(self, hooks: Sequence[Any]) -> None:
         """Models that came or went without us (an enabling, ``.to``): the ledger starts from what is there."""
         there = {hook.model_id for hook in hooks}
-        if there != {name for name in self.ledger.present if self._mover.present(name)} or any(
-            not self._mover.present(name) for name in self.ledger.present
-        ):
-            for name in there:
-                self._mover.evict(name)
-            self.ledger.release()
+        if there == set(self.ledger.present):
+            return  # as it left them
+        for name in there:
+            self._mover.evict(name)
+        self.ledger.release()
 
 
 class _HookMover:

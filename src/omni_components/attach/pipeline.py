@@ -25,11 +25,11 @@ from ..residency.events import ResidencyEvent
 from ..residency.ledger import ResidencyLedger
 from ..residency.scope import OffloadScope
 from ..transfer.device import moving, resolve_device
+from .auto import check_order, make_resident_if_all_fits
 from .diffusers import adapt, refuse_other_offload
 from .fleet import Fleet, fleet_of
 from .methods import TakesInputs
 from .mixin import HANDLE, OmniOffloadMixin
-from .planning import check_order, plan
 
 _DELEGATING: set[int] = set()
 _LEDGER_FIELDS = (  # of a policy; the others are about the target's own components
@@ -285,7 +285,7 @@ def _enable(
         ]:
             refuse_other_offload(path, module)
     _warn_of_loose_tensors(declaration, recipe)  # before anything is touched: a warning may be an error
-    decided = plan(declaration, device, policy)
+    decided = make_resident_if_all_fits(declaration, device, policy)
     fleet = _fleet(declaration, device, policy, ledger)
     check_order(declaration, policy, fleet)
     handle = Offload(target, device, policy, fleet)

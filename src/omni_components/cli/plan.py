@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from .options import Dtype, LocalFilesOnly, Model
+
 
 def plan(
-    model: Annotated[str, typer.Argument(help="A diffusers folder, the id of one on the hub, or 'demo'.")],
+    model: Model,
     device_memory: Annotated[
         str | None, typer.Option(help="Memory of the accelerator, such as 24GiB.", metavar="SIZE")
     ] = None,
@@ -21,9 +23,9 @@ def plan(
         str | None,
         typer.Option(help="Device memory for computing; default: a fifth of the device.", metavar="SIZE"),
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of the weights: float32, bfloat16 or float16.")] = None,
+    dtype: Dtype = None,
     variant: Annotated[str | None, typer.Option(help="Of the weight files, such as fp16.")] = None,
-    local_files_only: Annotated[bool, typer.Option(help="Never ask the hub.")] = False,
+    local_files_only: LocalFilesOnly = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Say what a model would need: bytes, conflicts, peaks, traffic, and the cheapest policy that fits.

@@ -16,6 +16,7 @@ from ..report.files import written_whole
 from .checks import check_seed, check_steps, checked_device
 from .interrupts import Interrupts
 from .media import Format, format_of, refuse_what_it_does_not_make
+from .options import Device, Dtype, LocalFilesOnly, Model
 from .output import loading_bar, show_files, show_report, step_bar, write_errors
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ _STEPS = ("num_inference_steps", "steps")  # as diffusers' pipelines call them, 
 
 
 def run(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A folder of a diffusers pipeline, a hub id, or demo.")
-    ],
+    model: Model,
     prompt: Annotated[
         list[str], typer.Argument(metavar="PROMPT...", help="What to make; quotes are not needed.")
     ],
@@ -39,15 +38,8 @@ def run(
         Path,
         typer.Option(metavar="FILE", help="What to write: .png, .gif, .mp4 or .wav; the suffix decides."),
     ],
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DEV", help="Where it computes, such as cuda or cpu; default: the accelerator, else cpu."
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Of the weights: float32, bfloat16 or float16.")
-    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
     steps: Annotated[
         int | None, typer.Option(metavar="N", help="Denoising steps; default: the model's own.")
     ] = None,
@@ -66,9 +58,7 @@ def run(
         bool,
         typer.Option("--enable-cpu-offload/--no-cpu-offload", help="Components take turns on the device."),
     ] = True,
-    local_files_only: Annotated[
-        bool, typer.Option("--local-files-only", help="Never ask the hub for files.")
-    ] = False,
+    local_files_only: LocalFilesOnly = False,
 ) -> None:
     """Make a picture, a video or sound with any diffusers pipeline, and show who was on the device meanwhile.
 

@@ -12,6 +12,7 @@ import typer
 
 from ..errors import ModelError, PolicyError
 from .checks import checked_device
+from .options import Device, Dtype, LocalFilesOnly, Model
 
 if TYPE_CHECKING:
     from ..omni import Omni
@@ -21,9 +22,7 @@ _LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A folder of a diffusers pipeline, a hub id, or demo.")
-    ],
+    model: Model,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(metavar="N", min=0, max=65535, help="0 takes any that is free.")
@@ -54,22 +53,13 @@ def serve(
             metavar="SECONDS", min=0, help="Idle time after which device memory is given back; 0: never."
         ),
     ] = 60.0,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DEV", help="Where it computes, such as cuda or cpu; default: the accelerator, else cpu."
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Of the weights: float32, bfloat16 or float16.")
-    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
     enable_cpu_offload: Annotated[
         bool,
         typer.Option("--enable-cpu-offload", help="Components take turns on the device."),
     ] = False,
-    local_files_only: Annotated[
-        bool, typer.Option("--local-files-only", help="Never ask the hub for files.")
-    ] = False,
+    local_files_only: LocalFilesOnly = False,
     omni: Annotated[
         bool, typer.Option("--omni", help="Changes nothing: for commands written for vLLM-Omni.")
     ] = False,

@@ -8,6 +8,7 @@ from torch import nn
 
 from ..errors import DeclarationError
 from ..policy import OffloadPolicy
+from .area import FixedArea
 from .component import Role
 from .discovery import Declaration, Found, components_of, declares_components, finish, seat_encoders
 
@@ -92,6 +93,7 @@ def from_diffusers(pipeline: Any, policy: OffloadPolicy) -> Declaration:
         for one in components_of(name, role, [(name, modules[name])], owner, _swapping_vaes(policy)):
             one.exclusive = name in order
             found.append(one)
+    _hoist(found, pipeline)
     declaration = finish(Declaration(owner, found, everything=True), None, policy)
     turns = [one for one in declaration.found if one.exclusive and not one.resident]
     if not policy.exclusive_encoders:
@@ -99,6 +101,23 @@ def from_diffusers(pipeline: Any, policy: OffloadPolicy) -> Declaration:
     for place, one in enumerate(turns):
         one.clears = [other for other in turns[:place] if _stays(one, other, turns, policy)]
     return declaration
+
+
+# Weights that a pipeline's class reads itself, and uses after the component that they belong to has left.
+_READ_BETWEEN_CALLS = {
+    "AceStepPipeline": (
+        "condition_encoder.null_condition_emb",
+    ),  # diffusers 0.42: a view of it, for guidance
+}
+
+
+def _hoist(found: list[Found], pipeline: Any) -> None:
+    """Keep on the device what the pipeline reads between the calls of its components."""
+    wanted = {path for base in type(pipeline).__mro__ for path in _READ_BETWEEN_CALLS.get(base.__name__, ())}
+    for one in list(found) if wanted else ():
+        for slot in [slot for slot in one.area.slots() if slot.path in wanted]:
+            one.area.leave_out(slots=[slot])
+            found.append(Found(slot.path, Role.RESIDENT, True, FixedArea([slot]), slot.path))
 
 
 def _modules_of(pipeline: Any) -> dict[str, nn.Module]:
@@ -122,7 +141,7 @@ def _stays(later: Found, earlier: Found, turns: list[Found], policy: OffloadPoli
 
 
 def role_of(name: str) -> Role:
-    """For the report only: the sequence tells who excludes whom."""
+    """What a component of diffusers is for, by its name: those of one role make way for each other in order."""
     if "vae" in name or "vqvae" in name or "vqgan" in name or "movq" in name:
         return Role.VAE
     return Role.ENCODER if "encoder" in name or "tokenizer" in name else Role.DIT

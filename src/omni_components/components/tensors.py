@@ -335,11 +335,11 @@ def overlapping(found: Iterable[Extent]) -> Iterator[list[Extent]]:
 
 def span(run: Iterable[Extent]) -> int:
     """Bytes that a group of these extents takes on the device, the rounding up to the next place included."""
-    low, high = _reach(run)
+    low, high = reach(run)
     return -(-(high - low) // ALIGNMENT) * ALIGNMENT
 
 
-def _reach(run: Iterable[Extent]) -> tuple[int, int]:
+def reach(run: Iterable[Extent]) -> tuple[int, int]:
     """From where to where the extents reach; it starts at a multiple of every element size."""
     run = list(run)
     return min(one.low for one in run) // 16 * 16, max(one.high for one in run)
@@ -355,7 +355,7 @@ def make_group(
         crosses: Whether ``.data =`` can carry a host tensor object to the device and back.
         partners: The object of the other side for tensors (by ``id``) that have one already.
     """
-    low, high = _reach(run)
+    low, high = reach(run)
     members = []
     for one in run:
         tensor = one.tensor

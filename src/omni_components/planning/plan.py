@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,10 +11,11 @@ from ..components.component import Component, Role, conflict
 from ..components.discovery import SHARED, Declaration, declares_components, discover
 from ..components.omni_models import recipe_for
 from ..components.recipes import from_diffusers
-from ..components.tensors import Extent, Slot, refuse_unmovable
+from ..components.tensors import Extent, Slot, reach, refuse_unmovable
 from ..errors import DeclarationError, format_bytes
 from ..policy import HEADROOM, OffloadPolicy
 from ..residency.ledger import ResidencyLedger
+from ..transfer.masters import pages
 from ..transfer.staging import STAGING_BYTES
 from .paper import PaperMover, Papers, papers_of
 
@@ -159,7 +159,7 @@ class _Dry:
         self.runs = divide(declaration.found, SHARED, _refuse_unmovable)
         self.components = [record(one, self.runs[id(one)]) for one in declaration.found]
         self.papers: dict[str, Papers] = {
-            one.name: papers_of([_extent(run) for run in self.runs[id(one)]], one.resident)
+            one.name: papers_of([_bytes(run) for run in self.runs[id(one)]], one.resident)
             for one in declaration.found
         }
         payload = {name: one.link_bytes for name, one in self.papers.items()}
@@ -220,9 +220,9 @@ def _refuse_unmovable(component: str, slot: Slot) -> None:
         refuse_unmovable(component, slot)  # one on meta will be checked when it is there
 
 
-def _extent(run: Sequence[Extent]) -> int:
-    low = min(one.low for one in run) // 16 * 16
-    return max(one.high for one in run) - low
+def _bytes(run: Sequence[Extent]) -> int:
+    low, high = reach(run)
+    return high - low
 
 
 # --- the policies -----------------------------------------------------------------------------------------
@@ -256,9 +256,9 @@ def _swapping(
     peak, loads, link = dry.request()
     if mapped:  # in the files' pages, which the system may take back; two slabs carry them
         largest = max((one.bytes for one in dry.components), default=0)
-        pinned = host = 2 * _pages(min(STAGING_BYTES, largest))
+        pinned = host = 2 * pages(min(STAGING_BYTES, largest))
     else:
-        pinned = sum(_pages(one) for each in dry.swapped for one in dry.papers[each.name].slabs)
+        pinned = sum(pages(one) for each in dry.swapped for one in dry.papers[each.name].slabs)
         host = pinned + sum(dry.papers[one.name].link_bytes for one in dry.components if one.resident)
     return _option(name, arguments, room, peak=peak, host=host, pinned=pinned, loads=loads, link=link)
 
@@ -294,7 +294,3 @@ def _option(
         fits=not reasons if limited else None,
         reason="; ".join(reasons),
     )
-
-
-def _pages(nbytes: int) -> int:
-    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -35,6 +35,11 @@ def align(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
+def pages(nbytes: int) -> int:
+    """The bytes of the whole pages that so many bytes take."""
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
 @dataclass(slots=True, eq=False)
 class Slab:
     """A piece of host memory that holds groups as they lie in the component's layout.
@@ -144,8 +149,8 @@ class PinBudget:
     def _registered(self, tensor: torch.Tensor, base: int) -> Slab:
         assert self.registrar is not None
         slab, nbytes = Slab(tensor, base), tensor.numel()
-        pages = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        if self._refused(pages):
+        whole = pages(nbytes)
+        if self._refused(whole):
             return slab
         pointer = slab.tensor.data_ptr()
         slab.registrar = self.registrar  # first, lest an interrupt leaks a pin
@@ -155,7 +160,7 @@ class PinBudget:
             slab.registrar = None
             self._say(str(error))
             return slab
-        return self._took(slab, pages)
+        return self._took(slab, whole)
 
     def _pooled(self, nbytes: int, base: int) -> Slab:
         block = 1 << (nbytes - 1).bit_length()

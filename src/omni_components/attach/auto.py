@@ -22,7 +22,9 @@ _UNKNOWN = (
 )
 
 
-def plan(declaration: Declaration, device: torch.device, policy: OffloadPolicy) -> str | None:
+def make_resident_if_all_fits(
+    declaration: Declaration, device: torch.device, policy: OffloadPolicy
+) -> str | None:
     """With policy auto, make everything resident if it fits; returns what was decided, in words."""
     if policy.mode != "auto":
         return None
