@@ -80,7 +80,7 @@ def compare(report: ResidencyReport, plan: Any, source: str) -> tuple[str, list[
                 what="link bytes", planned=int(option["link_bytes"]), real=sum(r.bytes_in for r in swapped)
             ),
             Figure(
-                what="load seconds",
+                what="load seconds (planned: of the link; real: of the host)",
                 planned=float(option["link_seconds"]),
                 real=sum(one.loading for one in shares(report) if one.component in {r.name for r in swapped}),
             ),
