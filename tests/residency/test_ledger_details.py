@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from omni_components import ScopeError, TransferError
+from omni_components import InvariantError, ScopeError, TransferError
 from omni_components.residency.book import Book, State
 from omni_components.residency.events import Cause, EventKind
 from omni_components.residency.graph import peak_bytes, peak_with_one_arriving
@@ -188,6 +188,13 @@ def test_reaping_says_whether_a_scope_was_closed() -> None:
     assert book.reap() is False
     with rig.ledger.scope("a"):
         assert book.reap() is False
+
+
+def test_an_audit_looks_at_the_book_before_the_tensors() -> None:
+    rig = Rig("a")
+    rig.ledger._book.held += 1
+    with pytest.raises(InvariantError, match="I8"):
+        rig.ledger.audit()
 
 
 # --- the graph ------------------------------------------------------------------------------------------------

@@ -77,4 +77,6 @@ def test_enabling_running_and_disabling_again_and_again_leaves_nothing(
         del handle
     after = census(pipe, sim)
     # What earlier tests of this process left may go meanwhile, so that less than before is no fault.
-    assert {name: (before.get(name, 0), now) for name, now in after.items() if now > before.get(name, 0)} == {}
+    assert {
+        name: (before.get(name, 0), now) for name, now in after.items() if now > before.get(name, 0)
+    } == {}
