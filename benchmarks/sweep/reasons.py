@@ -5,8 +5,8 @@ from __future__ import annotations
 _OUTSIDE = "diffusers' own offload fails: it uses a component outside of `forward`, with an image that is on the host"
 _FLEX = "torch's flex attention knows no device but its own list; the simulated one is not on it"
 _ALL_THERE = (
-    "diffusers: the order names nothing that the class has, so that its own offload keeps all on the device; ours takes "
-    "turns: more bytes in, less room"
+    "diffusers: the order names nothing that the class has, so that its own offload keeps all on the device; ours "
+    "takes turns: more bytes in, less room"
 )
 
 NO_CASE = "no tiny components were made for it"
