@@ -198,22 +198,25 @@ class Fleet:
         budget = PinBudget(limit if self.policy.pin_memory else 0, self._registrar, pool)
         if not self.policy.pin_memory:
             budget.said = True  # as asked
-        mappings = self._mapped(cargoes, limit)
+        mappings, for_now = self._mapped(cargoes, limit)
         if mappings is not None and self.mover.staging is None:
             largest = max(sum(align(one.nbytes) for one in cargo.groups) for cargo in cargoes)
             slab = min(STAGING_BYTES, largest)
             self.mover.staging = Staging(self.mover.backend, budget, mappings, slab)
         for cargo, component in zip(cargoes, components, strict=True):
-            cargo.master(None if component.resident else budget, mappings)
+            cargo.master(None if component.resident else budget, mappings, for_now=for_now)
 
-    def _mapped(self, cargoes: list[Cargo], limit: int) -> FileMappings | None:
-        """The pages of files in which weights stay, by the policy or because they would not fit elsewhere."""
+    def _mapped(self, cargoes: list[Cargo], limit: int) -> tuple[FileMappings | None, bool]:
+        """The pages of files in which weights stay, and whether only until they come a second time.
+
+        They stay for good by the policy, or because they would not fit elsewhere.
+        """
         if self.policy.masters == "pinned":
-            return None
+            return None, False
         mappings = FileMappings()
         sizes = [one.nbytes for cargo in cargoes for one in cargo.groups if one.source.data_ptr() in mappings]
-        stay = self.policy.masters == "mapped" or sum(sizes) > min(limit, pinnable_bytes())
-        return mappings if sizes and stay else None
+        for_now = self.policy.masters == "auto" and sum(sizes) <= min(limit, pinnable_bytes())
+        return (mappings if sizes else None), for_now
 
     def _attach(self, found: Found, component: Component, undo: ExitStack) -> Attached:
         attached = Attached(found, component)

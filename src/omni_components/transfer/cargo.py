@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -23,8 +24,9 @@ from ..components.tensors import (
     refuse_unmovable,
 )
 from ..components.wrappers import Composite, compose, leaves
+from ..errors import ResidencyWarning
 from .hostmemory import FileMappings
-from .masters import PinBudget, Slab, anonymous, lay_out, pack
+from .masters import PinBudget, Slab, adjoining, anonymous, lay_out, pack, repack
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -42,6 +44,7 @@ class Cargo:
         composites: The wrappers around some of its tensors; bound after them.
         slabs: The masters of the packed groups.
         mapped: The groups whose masters are pages of files.
+        seasoned: It has been on the device before.
         size: Bytes of the layout.
         present: It is on the device. Written last, so that it is true after any failure.
         streams: The streams its work may be enqueued on since it was loaded.
@@ -55,6 +58,7 @@ class Cargo:
         self.composites: list[Composite] = []
         self.slabs: list[Slab] = []
         self.mapped: list[Group] = []
+        self.seasoned = False
         self.size = 0
         self.present = False
         self.streams: list[Any] = []
@@ -63,6 +67,7 @@ class Cargo:
         self._at_home = False
         self._unsure = False  # an adoption was interrupted: look again
         self._told = 0  # the size that the ledger knows
+        self._pins: PinBudget | None = None  # what is mapped goes into slabs of this at the second load
         self._started_on: list[tuple[Group, torch.device]] = []
         self._place: torch.Tensor | None = None  # the block in which every group is settled
         self._sides: dict[bool, Side] = {}  # by presence; made once a side will come back as it is
@@ -99,12 +104,15 @@ class Cargo:
         self.restore_computed()
         self.groups, self.composites = [], []  # from here on the memory is the tensors' own
 
-    def master(self, budget: PinBudget | None, mappings: FileMappings | None = None) -> None:
+    def master(
+        self, budget: PinBudget | None, mappings: FileMappings | None = None, *, for_now: bool = False
+    ) -> None:
         """Make the masters and bind them.
 
         Args:
             budget: Packs the weights into slabs, pinned while it lasts; ``None`` leaves them where they are.
             mappings: Weights in these pages of files stay there.
+            for_now: They stay there until :meth:`pin_pages`.
         """
         if budget is not None:
             self.mapped = [
@@ -117,6 +125,7 @@ class Cargo:
                 group.bind_host()
                 group.leave()
             self.size = self._told = lay_out(self.mapped, packed)
+            self._pins = budget if for_now and self.mapped else None
         else:
             for group in self.groups:
                 self._master_of(group)
@@ -128,6 +137,28 @@ class Cargo:
             composite.bind_host()
             composite.leave()
         self._let_go_of_computed()
+
+    def pin_pages(self) -> None:
+        """What was left in its file's pages for now goes into slabs, in the places that it has.
+
+        A component that comes a second time will come again: only then is it worth the memory and the time.
+        Where the memory is missing, it stays mapped.
+        """
+        if self._pins is None:
+            return
+        living = set(map(id, self.groups))
+        waiting = [one for one in self.mapped if id(one) in living and not one.packed]
+        try:
+            for batch in adjoining(waiting):
+                repack(batch, self._pins, self.slabs)
+        except (MemoryError, OSError) as error:
+            text = (
+                f"the weights of {self.name!r} stay in their files' pages: no host memory for them ({error})."
+            )
+            warnings.warn(text, ResidencyWarning, stacklevel=2)
+        self._regrouped()
+        self.mapped = [one for one in waiting if not one.packed]
+        self._pins = None  # last: an interrupted one is done again
 
     def new_size(self) -> int | None:
         """The size if it has changed since it was last asked for, by this switch or by one that failed."""

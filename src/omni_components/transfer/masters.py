@@ -283,6 +283,40 @@ def pack(groups: list[Group], budget: PinBudget, slabs: list[Slab]) -> int:
     return start
 
 
+def repack(batch: list[Group], budget: PinBudget, slabs: list[Slab]) -> None:
+    """Move groups that follow each other in a layout into one slab, which takes their place in it.
+
+    Interrupted anywhere, every group has its bytes and travels: by itself, with the slab, or both ways.
+    """
+    start = batch[0].offset
+    slab = budget.slab(align(batch[-1].offset + batch[-1].nbytes) - start, start)
+    for group in batch:
+        place = group.offset - start
+        target = own_storage(slab.tensor[place : place + group.nbytes])
+        target.copy_(group.source)
+        group.rehome(target)
+        group.bind_host()
+    slab.groups = batch
+    slabs.append(slab)
+    for group in batch:
+        group.packed = True
+
+
+def adjoining(groups: Iterable[Group]) -> Iterator[list[Group]]:
+    """Groups, by their places in a layout, in runs without anything between that fit into a slab each."""
+    run: list[Group] = []
+    for group in sorted(groups, key=lambda one: one.offset):
+        if run:
+            last = run[-1]
+            follows = group.offset == align(last.offset + last.nbytes)
+            if not follows or group.offset + group.nbytes - run[0].offset > SLAB_BYTES:
+                yield run
+                run = []
+        run.append(group)
+    if run:
+        yield run
+
+
 def _ready(groups: list[Group]) -> tuple[list[tuple[mmap.mmap, list[Group]]], list[Group]]:
     """Filled slabs whose tensors are all among the groups, in order, and the groups that lie in no such slab."""
     found = sorted(

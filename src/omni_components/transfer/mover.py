@@ -93,6 +93,8 @@ class ArenaMover:
             if recopied:
                 self.drop(name)
             with self._undone_on_failure(cargo):
+                if cargo.seasoned and name not in self._ahead:
+                    self._pin_pages(cargo)
                 brought = self._bring_in(cargo)
         size = cargo.new_size()
         return Moved(bytes=brought, written_back=copied, adopted=adopted, size=size, recopied=recopied)
@@ -236,6 +238,11 @@ class ArenaMover:
 
     # --- loading ------------------------------------------------------------------------------------------
 
+    def _pin_pages(self, cargo: Cargo) -> None:
+        cargo.pin_pages()
+        if self.staging is not None and not any(one.mapped for one in self._cargo.values()):
+            self.staging.close()  # nothing passes through it any more
+
     @contextmanager
     def _undone_on_failure(self, cargo: Cargo) -> Iterator[None]:
         try:
@@ -271,6 +278,7 @@ class ArenaMover:
         if self.backend.watches():
             self.backend.lend(cargo.memory())
         cargo.bind_device()
+        cargo.seasoned = True
         self._ahead.pop(cargo.name, None)
         return brought
 
