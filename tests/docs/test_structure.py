@@ -24,7 +24,7 @@ _ROWS = """
 errors sizes
 protocols
 policy
-components/component components/wrappers components/tensors components/computed
+components/component components/wrappers components/unread components/tensors components/computed
 components/roster components/area components/patterns
 components/recipe components/omni_models components/discovery components/recipes
 residency/events residency/scope residency/threads residency/graph residency/book residency/turns residency/checks

@@ -14,6 +14,7 @@ from diffusers import AutoencoderKL, DiffusionPipeline, StableDiffusionPipeline,
 from safetensors.torch import load_file, save_file
 
 from omni_components import ModelError, PolicyError, ResidencyWarning, WeightsError, load_components, offload
+from omni_components.loading import load as loading
 from tests.diffusers import tiny
 
 LINUX = pytest.mark.skipif(
@@ -82,9 +83,12 @@ def assert_equal(one, other):
         mine, right = values(module), values(twin)
         assert list(mine) == list(right)
         for path, tensor in mine.items():
-            assert (type(tensor), tensor.dtype) == (type(right[path]), right[path].dtype), path
-            assert tensor.requires_grad == right[path].requires_grad, path
+            assert isinstance(tensor, torch.nn.Parameter) is isinstance(right[path], torch.nn.Parameter), path
+            assert (tensor.dtype, tensor.requires_grad) == (right[path].dtype, right[path].requires_grad), (
+                path
+            )
             assert torch.equal(tensor, right[path]), path
+            assert type(tensor) is type(right[path]), path
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
@@ -94,6 +98,18 @@ def test_a_tensor_a_type_or_a_setting_other_than_from_pretraineds(folders, maker
     folder = folders(maker)
     asked = {} if dtype is None else {"torch_dtype": dtype}
     assert_equal(ours(folder, dtype=dtype), theirs(folder, **asked))
+
+
+@pytest.mark.parametrize("maker", MAKERS, ids=lambda one: one.__name__)
+def test_a_model_that_is_loaded_a_second_time_while_the_pipeline_is_put_together(folders, maker, monkeypatch):
+    """Optional components, such as Wan's transformers, among them: what was filled is what the pipeline has."""
+    filled = []
+    plain = loading.fill
+    monkeypatch.setattr(
+        loading, "fill", lambda model, *more, **how: filled.append(model) or plain(model, *more, **how)
+    )
+    pipe = ours(folders(maker))
+    assert {id(one) for one in modules(pipe).values()} == {id(one) for one in filled}
 
 
 def test_a_dtype_for_each_component(folders):

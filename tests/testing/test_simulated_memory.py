@@ -202,6 +202,21 @@ def test_registered_memory_takes_whole_pages(sim: SimulatedAccelerator) -> None:
         torch.sim.host_unregister(host.data_ptr())
 
 
+def test_registered_memory_that_was_left_behind_blocks_no_later_device() -> None:
+    """The system gives the same addresses to others; a device that is gone pins nothing."""
+    host = torch.empty(3 * 4096, dtype=torch.uint8)
+    with SimulatedAccelerator():
+        torch.sim.host_register(host.data_ptr(), 4096)
+        torch.sim.host_register(host.data_ptr() + 8192, 4096)
+    with SimulatedAccelerator() as later:
+        torch.sim.host_register(host.data_ptr() + 100, 3 * 4096 - 100)
+        assert later.stats().pinned == 3 * 4096
+        with pytest.raises(RuntimeError, match="already pinned"):
+            torch.sim.host_register(host.data_ptr(), 4096)
+        torch.sim.host_unregister(host.data_ptr() + 100)
+        assert later.stats().pinned == 0
+
+
 def test_registered_memory_counts_towards_the_limit(sim: SimulatedAccelerator) -> None:
     sim.pinned_capacity = 8192
     host = _mapped(8193)

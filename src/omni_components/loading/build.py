@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from .classes import is_diffusers_model
 from .deferred import Deferred
@@ -36,15 +37,38 @@ def without_weights() -> Iterator[None]:
 
     hook = register_module_parameter_registration_hook(to_meta)
     try:
-        yield
+        with _NoInitialValues():
+            yield
     finally:
         hook.remove()
+
+
+class _NoInitialValues(TorchFunctionMode):
+    """What constructors write into parameters that have no memory is not computed: torch takes its time over it."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _WRITING_VALUES:
+            target = args[0] if args else kwargs.get("tensor")
+            if isinstance(target, torch.Tensor) and target.is_meta:
+                return target
+        return func(*args, **kwargs)
+
+
+# Those functions of torch.nn.init that ask a mode first, and what the others come down to. By name: transformers
+# puts functions of its own in their place while it constructs.
+_WRITING_VALUES = frozenset(
+    ("uniform_", "normal_", "constant_", "kaiming_uniform_", "fill_", "zero_", "mul_", "add_")
+)
 
 
 @contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+    if dtype.itemsize > 1:  # torch has no numbers of one byte to compute new ones in
+        torch.set_default_dtype(dtype)
     try:
         yield
     finally:
@@ -62,18 +86,31 @@ def diffusers_model(
     Raises:
         WeightsError: The files do not fit the model.
     """
+    dtype = dtype or torch.float32
+    model = _constructed(kind, folder, dtype)
+    model._fix_state_dict_keys_on_load(state)  # type: ignore[operator]
+    _assign(model, kind, state, dtype, folder, component)
+    if dtype.itemsize == 1 and not kind._keep_in_fp32_modules:
+        _cast_buffers(model, dtype)
+    model.register_to_config(_name_or_path=str(folder))  # type: ignore[operator]
+    return model.eval()
+
+
+def _cast_buffers(model: nn.Module, dtype: torch.dtype) -> None:
+    """What a constructor has computed, as diffusers casts it where the type cannot be the default one."""
+    for module in model.modules():
+        for name, one in module._buffers.items():
+            if one is not None and one.is_floating_point() and not isinstance(one, Deferred):
+                module._buffers[name] = one.to(dtype)
+
+
+def _constructed(kind: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
     config, unused, _ = kind.load_config(
         str(folder), return_unused_kwargs=True, return_commit_hash=True, local_files_only=True
     )
-    dtype = dtype or torch.float32
-    with ExitStack() as stack:
-        stack.enter_context(_default_dtype(dtype))
-        stack.enter_context(without_weights())
-        model: nn.Module = kind.from_config(config, **unused)
-    model._fix_state_dict_keys_on_load(state)  # type: ignore[operator]
-    _assign(model, kind, state, dtype, folder, component)
-    model.register_to_config(_name_or_path=str(folder))  # type: ignore[operator]
-    return model.eval()
+    with _default_dtype(dtype), without_weights():
+        made: nn.Module = kind.from_config(config, **unused)
+    return made
 
 
 def _assign(
@@ -105,7 +142,7 @@ def _assign(
 
 
 def _origin(tensor: Any, folder: Path) -> str:
-    entry = tensor.plan.entry
+    entry = tensor.plan.entry if isinstance(tensor, Deferred) else None
     return str(folder if entry is None else entry.file.path)
 
 
@@ -169,7 +206,7 @@ def _generation(kind: Any, folder: Path) -> dict[str, Any]:
 
 
 def configured_model(kind: Any, folder: Path, dtype: torch.dtype | None, component: str) -> nn.Module:
-    """A model of the right shapes and element types from its configuration alone; its weights would be zeros.
+    """A model of the right shapes and element types from its configuration alone; it has no weights.
 
     Args:
         kind: Its class.
@@ -178,16 +215,49 @@ def configured_model(kind: Any, folder: Path, dtype: torch.dtype | None, compone
         component: For messages.
     """
     if is_diffusers_model(kind):
-        config = kind.load_config(str(folder), local_files_only=True)
-        stored, make, build = torch.float32, kind.from_config, diffusers_model
-    else:
-        config = kind.config_class.from_pretrained(str(folder), local_files_only=True)
-        stored, make, build = config.dtype or torch.float32, kind, transformers_model
-    with _default_dtype(stored), without_weights():
-        shapes = make(config).state_dict(keep_vars=True)
+        return _configured_diffusers(kind, folder, dtype or torch.float32, component)
+    config = kind.config_class.from_pretrained(str(folder), local_files_only=True)
+    if getattr(config, "quantization_config", None) is None:
+        return _configured_transformers(kind, config, dtype or config.dtype or torch.float32)
+    with _default_dtype(config.dtype or torch.float32), without_weights():
+        shapes = kind(config).state_dict(keep_vars=True)
     first = {id(one): name for name, one in reversed(shapes.items())}  # what is tied is stored under one name
     state = {name: Deferred.zeros(shapes[name].shape, shapes[name].dtype) for name in first.values()}
-    return build(kind, folder, state, dtype, component)
+    return transformers_model(
+        kind, folder, state, dtype, component
+    )  # its loader knows what a quantizer takes
+
+
+def _configured_diffusers(kind: Any, folder: Path, dtype: torch.dtype, component: str) -> nn.Module:
+    """Constructed once: a checkpoint would hold the names that the model has now, and floats of 32 bits."""
+    model = _constructed(kind, folder, dtype)
+    shapes = model.state_dict(keep_vars=True)
+    first = {id(one): name for name, one in reversed(shapes.items())}  # as above
+    state = {name: _as_stored(shapes[name]) for name in first.values()}
+    _assign(model, kind, state, dtype, folder, component)
+    return model.eval()
+
+
+def _as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+    return torch.empty(tensor.shape, dtype=dtype, device="meta")
+
+
+def _configured_transformers(kind: Any, config: Any, dtype: torch.dtype) -> nn.Module:
+    """Constructed once: the loader leaves element types as they are constructed, but for those that it keeps."""
+    from transformers.core_model_loading import build_glob_alternation  # imported here: it takes seconds
+
+    with without_weights():
+        model: Any = kind._from_config(config, dtype=dtype)
+    kept = model._get_dtype_plan(dtype)
+    if kept:
+        matches, _, _ = build_glob_alternation(list(kept))
+        for name, old in model.state_dict(keep_vars=True).items():
+            if matches.search(name):
+                _put(model, name, old.detach().to(torch.float32), old)
+        model.tie_weights()
+    found: nn.Module = model.eval()
+    return found
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from ..errors import ModelError
 INDEX = "model_index.json"
 # Every library's name for its weights.
 _DIFFUSERS, _TRANSFORMERS = "diffusion_pytorch_model", "model"
+_LIBRARIES = ("diffusers", "transformers", __name__.partition(".")[0])
 
 
 def table(file: Path) -> dict[str, Any]:
@@ -40,13 +43,13 @@ def class_of(value: Any, folder: Path) -> Any:
     from diffusers import pipelines  # imported here: it takes seconds
 
     home: Any = getattr(pipelines, library, None)
-    if home is None and library in ("diffusers", "transformers"):
-        home = __import__(library)
-    found = getattr(home, name, None)
-    return found if isinstance(found, type) and weights_name(found) is not None else None
+    if home is None and library.partition(".")[0] in _LIBRARIES:
+        with suppress(ModuleNotFoundError):  # of another release: the pipeline's own loader says so
+            home = import_module(library)
+    return _model_class(home, name, folder)
 
 
-def single_class(facts: dict[str, Any]) -> Any:
+def single_class(facts: dict[str, Any], folder: Path) -> Any:
     """The class of a model saved by itself, from its configuration; ``None`` if it is of no known library."""
     import diffusers
     import transformers
@@ -55,8 +58,23 @@ def single_class(facts: dict[str, Any]) -> Any:
     home, name = (
         (diffusers, facts["_class_name"]) if "_class_name" in facts else (transformers, next(iter(names), ""))
     )
-    found = getattr(home, str(name), None)
-    return found if isinstance(found, type) and weights_name(found) is not None else None
+    return _model_class(home, str(name), folder)
+
+
+def _model_class(home: Any, name: str, folder: Path) -> Any:
+    found = getattr(home, name, None)
+    known = isinstance(found, type) and weights_name(found) is not None
+    return meant(found, folder) if known else None
+
+
+def meant(kind: Any, folder: Path) -> Any:
+    """The class itself; for an old name of several classes of diffusers, the one that a configuration means."""
+    from diffusers.models import model_loading_utils, modeling_utils
+
+    if not issubclass(kind, modeling_utils.LegacyModelMixin):
+        return kind
+    remapped: Any = model_loading_utils._fetch_remapped_cls_from_config
+    return remapped(table(folder / "config.json"), kind)
 
 
 def weights_name(kind: Any) -> Any:

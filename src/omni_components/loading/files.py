@@ -126,6 +126,10 @@ class WeightsFile:
 
     def read(self, name: str, begin: int, target: torch.Tensor, told: Progress) -> None:
         """Fill host memory (uint8) with the bytes from ``begin``."""
+        if self._pages is not None:
+            target.copy_(self._pages[begin : begin + target.numel()])
+            told(target.numel())
+            return
         memory = memoryview(target.numpy())  # type: ignore[arg-type]  # numpy types it so from 3.12 on
         try:
             with self.path.open("rb", buffering=0) as file:

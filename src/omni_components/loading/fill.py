@@ -10,6 +10,7 @@ from torch import nn
 
 from ..components.patterns import parts_of
 from ..components.tensors import Slot, own_slots, own_storage
+from ..components.unread import Source
 from ..transfer.masters import batches, lay_out, ready_slab
 from .deferred import Deferred, Plan
 from .files import Progress
@@ -32,13 +33,25 @@ class Awaited:
         """How to get its values."""
         return self.tensor.plan
 
+    @property
+    def stored(self) -> int:
+        """Bytes that reading it takes from files."""
+        return self.nbytes if self.plan.entry is None else self.plan.entry.nbytes
+
     def give(self, values: torch.Tensor) -> None:
-        """Put the tensor itself into every slot; what a library noted on the stand-in stays noted."""
-        notes = {name: one for name, one in vars(self.tensor).items() if name not in ("plan", "_is_param")}
-        made = values
+        """Put the tensor itself into every slot."""
         if isinstance(self.tensor, nn.Parameter):
-            made = nn.Parameter(values, requires_grad=self.tensor.requires_grad)
-        made.__dict__.update(notes)
+            values = nn.Parameter(values, requires_grad=self.tensor.requires_grad)
+        self._put(values)
+
+    def promise(self, values: torch.Tensor, source: Source) -> None:
+        """Put a tensor into every slot whose values will be read into this memory."""
+        plan = self.plan
+        self._put(source.promise(values, self.tensor, lambda target: plan.fill(target, _silent)))
+
+    def _put(self, made: torch.Tensor) -> None:
+        notes = {name: one for name, one in vars(self.tensor).items() if name not in ("plan", "_is_param")}
+        made.__dict__.update(notes)  # what a library noted on the stand-in stays noted
         for slot in self.slots:
             slot.put(made)
 
@@ -63,22 +76,37 @@ def stranded(model: nn.Module) -> list[str]:
     ]
 
 
-def fill(model: nn.Module, waiting: Iterable[Awaited], told: Progress) -> None:
+def fill(model: nn.Module, waiting: Iterable[Awaited], told: Progress, *, later: bool = False) -> None:
     """Read tensors into slabs, each part of a split model into slabs of its own.
 
     Memory: the slabs, and what one conversion needs.
+
+    Args:
+        model: Holds the tensors.
+        waiting: Which ones.
+        told: The bytes as they are read, or promised.
+        later: Read a part when one of its tensors is first used; until then its slabs take no memory.
     """
     for group in _by_part(model, waiting):
+        source = Source()
         for batch in batches([one for one in group if one.nbytes]):
             slab = ready_slab(lay_out(batch))
             for one in batch:
                 raw = own_storage(slab[one.offset : one.offset + one.nbytes])
                 values = raw.view(one.tensor.dtype).view(tuple(one.tensor.shape))
-                one.plan.fill(values, told)
-                one.give(values)
+                if later:
+                    one.promise(values, source)
+                    told(one.stored)
+                else:
+                    one.plan.fill(values, told)
+                    one.give(values)
         for one in group:
             if not one.nbytes:
                 one.give(torch.empty(tuple(one.tensor.shape), dtype=one.tensor.dtype))
+
+
+def _silent(count: int) -> None:
+    """Nobody watches when a promise is kept."""
 
 
 def map_in(waiting: Iterable[Awaited], told: Progress) -> list[Awaited]:

@@ -17,7 +17,7 @@ from ..errors import ModelError, PolicyError, ResidencyWarning, WeightsError, fo
 from ..transfer.hostmemory import pinnable_bytes
 from .build import diffusers_model, transformers_model
 from .checkpoint import find_weights, has_variant
-from .classes import INDEX, class_of, is_diffusers_model, single_class, table, weights_name
+from .classes import INDEX, class_of, is_diffusers_model, meant, single_class, table, weights_name
 from .deferred import Deferred, NotDeferrable
 from .files import Entry
 from .fill import Awaited, awaited, fill, map_in, stranded
@@ -33,6 +33,7 @@ def load_components(
     dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
     variant: str | None = None,
     masters: Masters = "auto",
+    lazy: bool = False,
     on_bytes: OnBytes | None = None,
     local_files_only: bool = False,
     **passed: Any,
@@ -48,8 +49,13 @@ def load_components(
         dtype: Of floating-point weights, applied while they are read; a table gives each component its own
             (``"default"`` the others'). ``None`` is the default of ``from_pretrained``.
         variant: Of the files, such as ``"fp16"``.
-        masters: ``"pinned"`` reads weights into slabs, which ``offload`` pins where they are; ``"mapped"``
-            leaves them in the files' pages until they are loaded; ``"auto"`` maps what does not fit into memory.
+        masters: ``"pinned"`` reads weights into slabs, which ``offload`` pins where they are; ``"mapped"`` and
+            ``"auto"`` leave them in their files' pages. From there ``offload`` pins, with ``masters="auto"``, what
+            is used a second time. Weights that have to be converted are read into slabs in any case.
+        lazy: Read what goes into slabs when its component is first used. Until then each weight has its type,
+            shape and place, and any operation on it reads it first; only what goes around
+            ``__torch_function__`` (``torch.func.vmap`` or ``grad`` over the weight itself, ``torch.jit``) would see
+            zeros.
         on_bytes: Called with the bytes that are there, and the bytes in all.
         local_files_only: Never ask the hub.
         **passed: What else ``from_pretrained`` of the pipeline takes: components that are there already,
@@ -69,7 +75,7 @@ def load_components(
     # Masters made under inference mode could not be written later.
     with torch.inference_mode(False), torch.no_grad():
         where = _folder(kind, place, variant, local_files_only)
-        loader = _Loader(where, dtype, variant, masters, on_bytes)
+        loader = _Loader(where, dtype, variant, masters, lazy, on_bytes)
         if not (where / INDEX).is_file():
             return loader.single(kind)
         return loader.pipeline(kind, passed)
@@ -93,17 +99,19 @@ class _Loader:
         dtype: torch.dtype | Mapping[str, torch.dtype] | None,
         variant: str | None,
         masters: Masters,
+        lazy: bool,
         on_bytes: OnBytes | None,
     ) -> None:
         self._folder, self._dtype, self._variant = folder, dtype, variant
-        self._masters, self._on_bytes = masters, on_bytes
+        self._masters, self._lazy, self._on_bytes = masters, lazy, on_bytes
         self._done = self._total = 0
 
     def pipeline(self, kind: Any, passed: Mapping[str, Any]) -> Any:
         """The whole pipeline: its models from here, the rest of it by its own library."""
         declared = table(self._folder / INDEX)
+        instead = getattr(kind, "_loads_instead", {})  # a class that the pipeline would make of the saved one
         classes = {
-            name: found
+            name: instead.get(found, found)
             for name, value in declared.items()
             if name not in passed and (found := class_of(value, self._folder / name)) is not None
         }
@@ -115,6 +123,7 @@ class _Loader:
                 built.append(one)
         self._read(built)
         found = {one.name: one.model for one in built}
+        kind = kind or _pipeline_class(declared)
         return _assembled(kind, self._folder, self._dtype, self._variant, {**passed, **found})
 
     def single(self, kind: Any) -> Any:
@@ -124,7 +133,7 @@ class _Loader:
             problem = f"is a folder without {INDEX} or config.json: no pipeline or model was saved there."
             raise ModelError(str(self._folder), problem, "Write one with save_pretrained(folder).")
         facts = table(config)
-        model_class = kind or single_class(facts)
+        model_class = single_class(facts, self._folder) if kind is None else meant(kind, self._folder)
         if model_class is None:
             problem = "holds a model of an unknown class."
             raise ModelError(str(self._folder), problem, "Pass its class: load_components(Class, folder).")
@@ -169,6 +178,9 @@ class _Loader:
 
     def _model(self, name: str, kind: Any, folder: Path, entries: dict[str, Entry]) -> nn.Module:
         build = diffusers_model if is_diffusers_model(kind) else transformers_model
+        if self._lazy:
+            for entry in entries.values():
+                entry.file.pages()  # what is read later is what is there now, whoever replaces the file
         state = {key: Deferred.of(entry) for key, entry in entries.items()}
         return build(kind, folder, state, self._dtype_of(name), name)
 
@@ -181,17 +193,15 @@ class _Loader:
 
     def _read(self, built: list[_Built]) -> None:
         total = sum(one.nbytes for each in built for one in each.waiting)
-        mapped = self._masters == "mapped" or (self._masters == "auto" and total > pinnable_bytes())
-        self._total = total if mapped else sum(_stored(one) for each in built for one in each.waiting)
+        self._total = sum(one.stored for each in built for one in each.waiting)
         self._told(0)
         converted = 0
         for each in built:
-            rest = map_in(each.waiting, self._told) if mapped else each.waiting
-            converted += sum(one.nbytes for one in rest) if mapped else 0
-            fill(each.model, rest, _silent if mapped else self._told)
-            if mapped:
-                self._told(sum(one.nbytes for one in rest))
-        if converted:
+            rest = each.waiting if self._masters == "pinned" else map_in(each.waiting, self._told)
+            converted += sum(one.nbytes for one in rest)
+            fill(each.model, rest, self._told, later=self._lazy)
+        wanted = self._masters == "mapped" or (self._masters == "auto" and total > pinnable_bytes())
+        if converted and wanted:
             text = (
                 f"{format_bytes(converted)} of weights have to be converted and cannot stay in their files; "
             )
@@ -201,14 +211,6 @@ class _Loader:
         self._done += count
         if self._on_bytes is not None:
             self._on_bytes(min(self._done, self._total), self._total)
-
-
-def _silent(count: int) -> None:
-    """The bar moves when all of it is there."""
-
-
-def _stored(one: Awaited) -> int:
-    return one.nbytes if one.plan.entry is None else one.plan.entry.nbytes
 
 
 # --- what was asked for -----------------------------------------------------------------------------------
@@ -242,10 +244,10 @@ def _folder(kind: Any, place: str, variant: str | None, local_files_only: bool) 
 
 def _exotic(kind: Any, folder: Path) -> str | None:
     """Why only the component's own loader can do it."""
-    from diffusers import ModelMixin
+    from diffusers.models.modeling_utils import LegacyModelMixin, ModelMixin
     from transformers import PreTrainedModel
 
-    libraries: tuple[Any, ...] = (ModelMixin, PreTrainedModel)
+    libraries: tuple[Any, ...] = (ModelMixin, LegacyModelMixin, PreTrainedModel)
     if kind.from_pretrained.__func__ not in [one.from_pretrained.__func__ for one in libraries]:
         return f"{kind.__name__} has a loader of its own"
     config = folder / "config.json"
@@ -261,13 +263,19 @@ def _dtype_argument(kind: Any) -> str:
     return "torch_dtype" if is_diffusers_model(kind) else "dtype"
 
 
-def _assembled(kind: Any, folder: Path, dtype: Any, variant: str | None, parts: dict[str, Any]) -> Any:
-    from diffusers import DiffusionPipeline
+def _pipeline_class(declared: Mapping[str, Any]) -> Any:
+    """The saved class itself: asked of their common base, diffusers loads optional components a second time."""
+    import diffusers
 
+    name = declared.get("_class_name")
+    found = getattr(diffusers, name, None) if isinstance(name, str) else None
+    return found or diffusers.DiffusionPipeline
+
+
+def _assembled(kind: Any, folder: Path, dtype: Any, variant: str | None, parts: dict[str, Any]) -> Any:
     asked = {} if dtype is None else {"torch_dtype": dict(dtype) if isinstance(dtype, Mapping) else dtype}
-    load: Any = (kind or DiffusionPipeline).from_pretrained
     with _old_name_of_dtype():
-        return load(str(folder), variant=variant, local_files_only=True, **asked, **parts)
+        return kind.from_pretrained(str(folder), variant=variant, local_files_only=True, **asked, **parts)
 
 
 @contextmanager

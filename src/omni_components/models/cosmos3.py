@@ -363,6 +363,9 @@ class Cosmos3SplitPipeline(Cosmos3OmniPipeline):
     one load of each half per request. A joint transformer is split on the way in, sharing its weights.
     """
 
+    # So that `load_components` fills each part's masters, not the joint model's.
+    _loads_instead: ClassVar[dict[type, type]] = {Cosmos3OmniTransformer: Cosmos3SplitTransformer}
+
     @_signed(Cosmos3OmniPipeline.__init__)
     def __init__(self, transformer: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(transformer, Cosmos3OmniTransformer):

@@ -84,7 +84,7 @@ class _Builder:
         if not config.is_file():
             problem = f"is a folder without {INDEX} or config.json: no pipeline or model was saved there."
             raise ModelError(str(folder), problem, "Write one with save_pretrained(folder).")
-        kind = single_class(table(config))
+        kind = single_class(table(config), folder)
         if kind is None:
             raise ModelError(
                 str(folder), "holds a model of an unknown class.", "Plan for the loaded model instead."

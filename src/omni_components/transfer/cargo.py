@@ -23,6 +23,7 @@ from ..components.tensors import (
     own_storage,
     refuse_unmovable,
 )
+from ..components.unread import read
 from ..components.wrappers import Composite, compose, leaves
 from ..errors import ResidencyWarning
 from .hostmemory import FileMappings
@@ -67,6 +68,7 @@ class Cargo:
         self._at_home = False
         self._unsure = False  # an adoption was interrupted: look again
         self._told = 0  # the size that the ledger knows
+        self._unread = True  # until somebody has looked
         self._pins: PinBudget | None = None  # what is mapped goes into slabs of this at the second load
         self._started_on: list[tuple[Group, torch.device]] = []
         self._place: torch.Tensor | None = None  # the block in which every group is settled
@@ -137,6 +139,18 @@ class Cargo:
             composite.bind_host()
             composite.leave()
         self._let_go_of_computed()
+
+    def read(self) -> None:
+        """Read what a loader has left in files, into the slabs that are laid out for it; then these are pinned."""
+        if not self._unread:
+            return
+        read(member.host for member in self.members())
+        for slab in self.slabs:
+            pins, slab.pins = slab.pins, None
+            if pins is not None:
+                pins.pin(slab)
+        self._copies = None
+        self._unread = False  # last: an interrupted one is done again
 
     def pin_pages(self) -> None:
         """What was left in its file's pages for now goes into slabs, in the places that it has.
@@ -373,7 +387,7 @@ class Cargo:
         fresh = [make_group(run, crosses=self._crosses, partners=partners) for run in runs]
         wrappers = compose(runs, fresh)
         copied = sum(self._master_of(group) for group in fresh)
-        self._unsure = True  # first: an interrupt may come between any two steps
+        self._unsure = self._unread = True  # first: an interrupt may come between any two steps
         self._regrouped()
         self.area.note()
         partners.clear()  # here, too: nobody but its user holds what was taken out

@@ -20,10 +20,11 @@ def facts(cargoes: Collection[Cargo], arena: Arena, staging: Collection[Slab] = 
     slabs = [slab for cargo in cargoes for slab in cargo.slabs]
     apart = [group for cargo in cargoes if not cargo.slabs for group in cargo.groups]
     mapped = sum(group.nbytes for group in apart) if arena.device.type == "cpu" else 0
-    pageable = sum(slab.tensor.numel() for slab in slabs if not slab.pinned)
+    pageable = sum(slab.tensor.numel() for slab in slabs if not slab.pinned and slab.pins is None)
     stays = [one for cargo in cargoes for one in cargo.mapped if one in cargo.groups]
     pageable += 0 if mapped else sum(group.nbytes for group in apart if group not in stays)
     mapped += sum(group.nbytes for group in stays)
+    mapped += sum(slab.tensor.numel() for slab in slabs if slab.pins is not None)  # not read yet
     plain = [one for cargo in cargoes for one in cargo.members() if one.slots]
     same = all(one.device is one.host for one in plain)
     return MoverFacts(

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from ..components.tensors import ALIGNMENT, Group, own_storage
+from ..components.unread import Unread, read
 from ..errors import ResidencyWarning, format_bytes
 from .device import Registrar
 
@@ -51,6 +52,7 @@ class Slab:
         taken: Bytes that pinning really took (whole pages, or the allocator's block).
         groups: What lies in it, in the order of their places.
         reader: The event behind the last copies from it.
+        pins: Pins it once its values have been read.
     """
 
     tensor: torch.Tensor
@@ -60,6 +62,7 @@ class Slab:
     registrar: Registrar | None = None
     groups: list[Group] = field(default_factory=list)
     reader: Any = None
+    pins: PinBudget | None = None
 
     def copies(self) -> Iterator[tuple[int, torch.Tensor]]:
         """``(place, bytes)`` pairs that fill a component's device bytes from here: few, and without padding.
@@ -131,7 +134,7 @@ class PinBudget:
         if nbytes == 0:
             return Slab(anonymous(0), base)  # a component of empty tensors: nothing to pin
         if self.registrar is not None:
-            return self._registered(anonymous(nbytes), base)
+            return self.pin(Slab(anonymous(nbytes), base))
         if self.pool:
             return self._pooled(nbytes, base)
         return Slab(anonymous(nbytes), base)
@@ -140,17 +143,11 @@ class PinBudget:
         """Whether memory that is there already can become a slab: torch's allocator pins only its own blocks."""
         return self.registrar is not None or not self.pool or self.limit == 0
 
-    def adopt(self, tensor: torch.Tensor, base: int) -> Slab:
-        """A slab over host memory that is there already, pinned in place if possible."""
-        if self.registrar is None:
-            return Slab(tensor, base)
-        return self._registered(tensor, base)
-
-    def _registered(self, tensor: torch.Tensor, base: int) -> Slab:
-        assert self.registrar is not None
-        slab, nbytes = Slab(tensor, base), tensor.numel()
+    def pin(self, slab: Slab) -> Slab:
+        """Pin memory that is there already where it is, if possible."""
+        nbytes = slab.tensor.numel()
         whole = pages(nbytes)
-        if self._refused(whole):
+        if self.registrar is None or self._refused(whole):
             return slab
         pointer = slab.tensor.data_ptr()
         slab.registrar = self.registrar  # first, lest an interrupt leaks a pin
@@ -255,8 +252,12 @@ def pack(groups: list[Group], budget: PinBudget, slabs: list[Slab]) -> int:
     start = 0
     ready, rest = _ready(groups) if budget.adopts() else ([], groups)
     for memory, members in ready:
-        slab = budget.adopt(_over(memory), start)
+        slab = Slab(_over(memory), start)
         slabs.append(slab)
+        if any(is_unread(group) for group in members):
+            slab.pins = budget  # its pages are not even taken yet
+        else:
+            budget.pin(slab)
         address = slab.tensor.data_ptr()
         for group in members:
             group.offset = start + group.source.data_ptr() - address
@@ -273,6 +274,7 @@ def pack(groups: list[Group], budget: PinBudget, slabs: list[Slab]) -> int:
         for group in batch:
             place = group.offset - start
             target = own_storage(slab.tensor[place : place + group.nbytes])
+            read(member.host for member in group.members)
             target.copy_(group.source)
             group.rehome(target)
             group.bind_host()
@@ -281,6 +283,11 @@ def pack(groups: list[Group], budget: PinBudget, slabs: list[Slab]) -> int:
         slab.groups = batch
         start = end
     return start
+
+
+def is_unread(group: Group) -> bool:
+    """Whether its values are still in a file."""
+    return any(type(member.host) is Unread for member in group.members)
 
 
 def repack(batch: list[Group], budget: PinBudget, slabs: list[Slab]) -> None:

@@ -93,6 +93,7 @@ class ArenaMover:
             if recopied:
                 self.drop(name)
             with self._undone_on_failure(cargo):
+                cargo.read()
                 if cargo.seasoned and name not in self._ahead:
                     self._pin_pages(cargo)
                 brought = self._bring_in(cargo)
@@ -216,7 +217,8 @@ class ArenaMover:
 
     def audit(self, present: Mapping[str, bool]) -> list[str]:
         """Compare every tensor with where the ledger says it is, and look for bytes with two owners."""
-        return audit(self._cargo, self._ahead, present, self.backend.device)
+        with moving():
+            return audit(self._cargo, self._ahead, present, self.backend.device)
 
     def _leave_absent(self, given_up: bool) -> None:
         """Drop the views of a buffer that was given up, now or, if an interrupt came between, the next time."""

@@ -50,6 +50,16 @@ void forget_pinned(Map::iterator entry) {
   forget(reinterpret_cast<void*>(entry->first), entry->second.bytes);
   pinned.erase(entry);
 }
+// What was never unregistered ends with its device: the system may have given the addresses to others since.
+void forget_left_behind(uintptr_t from, size_t bytes) {
+  auto it = pinned.lower_bound(from);
+  if (it != pinned.begin() && std::prev(it)->first + std::prev(it)->second.bytes > from) --it;
+  while (it != pinned.end() && it->first < from + bytes) {
+    auto entry = it++;
+    const Pinned& one = entry->second;
+    if (one.registered && one.generation != device(one.leader).generation) forget_pinned(entry);
+  }
+}
 void free_pinned(void* memory) {
   if (!memory) return;
   Lock lock;
@@ -110,6 +120,7 @@ void host_register(uintptr_t memory, int64_t bytes) {
   maybe_fail(kPinFault, current_device());
   Lock lock;
   auto size = static_cast<size_t>(bytes);
+  forget_left_behind(memory, size);
   TORCH_CHECK(!overlaps_pinned(memory, size), "host_register: part or all of these ", bytes,
               " bytes is already pinned");
   note_pinned(memory, size, round_up(size, kPage), true);

@@ -1,0 +1,120 @@
+"""Tensors whose memory has its place, and whose values are read when somebody first wants them.
+
+A loader that has to convert weights leaves them so: a component that is not used yet costs neither time nor pages.
+To its users an unread tensor is an ordinary one. What asks for its shape, type or device gets an answer at once; any
+other operation makes it, and what belongs to it, an ordinary tensor first, in place: the object stays the same.
+(torch's lazily initialised parameters change their class in the same way.)
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+Fill = Callable[[torch.Tensor], None]
+
+
+class Unread(torch.Tensor):
+    """A tensor that is still to be read, with its ``source``."""
+
+    source: Source
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Answer what its values are not needed for; before anything else, read it."""
+        kwargs = kwargs or {}
+        if _name(func) in _WITHOUT_VALUES:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        read(tree_leaves((args, kwargs)))
+        return func(*args, **kwargs)
+
+    # A parameter has these of its own: asked of the tensor that it becomes.
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        read([self])
+        return copy.deepcopy(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        read([self])
+        return self.__reduce_ex__(protocol)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # torch's is untyped
+        read([self])
+        return repr(self)
+
+
+class Source:
+    """Unread tensors that are read together."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[torch.Tensor, torch.Tensor, type[torch.Tensor], Fill]] = []
+        self._lock = threading.RLock()
+
+    def promise(self, values: torch.Tensor, like: torch.Tensor, fill: Fill) -> torch.Tensor:
+        """A tensor over memory that ``fill`` will write to.
+
+        Args:
+            values: Contiguous host memory, of its element type and shape.
+            like: Whether it is a parameter, and requires a gradient.
+            fill: Writes the values to the memory it is given; asked again if it raised.
+        """
+        is_parameter = isinstance(like, nn.Parameter)
+        made = torch.Tensor._make_subclass(Unread, values, is_parameter and like.requires_grad)
+        made.source = self
+        if is_parameter:
+            made._is_param = True  # what isinstance(_, nn.Parameter) looks for
+        self._waiting.append((made, values, nn.Parameter if is_parameter else torch.Tensor, fill))
+        return made
+
+    def read(self) -> None:
+        """Read what is still to be read.
+
+        Raises:
+            WeightsError: The file cannot be read any more; what is not read yet can be tried again.
+        """
+        with (
+            self._lock,
+            torch.inference_mode(False),
+            torch.no_grad(),
+            torch._C.DisableTorchFunctionSubclass(),
+        ):
+            while self._waiting:
+                tensor, values, kind, fill = self._waiting[-1]
+                if (
+                    type(tensor) is Unread
+                ):  # else an interrupt came after the next lines, and it may be written to
+                    fill(values)
+                    vars(tensor).pop("_is_param", None)
+                    del tensor.source
+                    tensor.__class__ = kind  # type: ignore[assignment]
+                self._waiting.pop()
+
+
+def read(tensors: Iterable[Any]) -> bool:
+    """Read those among them that are unread; returns whether there were any."""
+    sources = {id(one.source): one.source for one in tensors if type(one) is Unread}
+    for source in sources.values():
+        source.read()
+    return bool(sources)
+
+
+def _name(func: Any) -> str:
+    name: str = getattr(func, "__name__", "")
+    return func.__self__.__name__ if name in ("__get__", "__set__") else name
+
+
+_QUESTIONS = """
+shape dtype device layout ndim itemsize nbytes requires_grad requires_grad_ is_leaf grad grad_fn is_cpu is_cuda
+is_meta is_mps is_xpu is_sparse is_quantized is_nested size dim ndimension numel nelement stride
+storage_offset element_size is_floating_point is_complex is_contiguous is_inference __len__ __hash__
+"""
+_WITHOUT_VALUES = frozenset(_QUESTIONS.split())
