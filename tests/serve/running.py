@@ -21,13 +21,12 @@ from typing import Any
 import httpx
 import numpy as np
 import torch
-import uvicorn
 from PIL import Image
 
 from omni_components import Omni
 from omni_components.demo import DemoPipeline
 from omni_components.serve import ServeSettings, create_app
-from omni_components.serve.server import Server
+from omni_components.serve.server import Server, config_for
 from omni_components.serve.service import Service
 
 PATIENCE = 30.0  # seconds: these machines are slow at times
@@ -144,8 +143,7 @@ class Running:
 def running(omni: Omni, **settings: Any) -> Iterator[Running]:
     """Serve from a thread; at the end it drains."""
     app = create_app(omni, ServeSettings(**settings))
-    config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="on")
-    server = Server(config, app.state.service)
+    server = Server(config_for(app), app.state.service)
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
     thread.start()
@@ -172,8 +170,13 @@ class Program:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         assert self.process.stderr is not None
-        self.first_line = self.process.stderr.readline()
-        assert " at http://" in self.first_line, self.first_line + self.process.stderr.read()
+        said = ""
+        for line in self.process.stderr:  # bars and remarks of other packages may come first
+            said += line
+            if " at http://" in line:
+                break
+        assert " at http://" in said, said  # else it has ended
+        self.first_line = said.splitlines()[-1]
         self.url = self.first_line.split(" at ")[1].strip()
         until(lambda: _answers(self.url))
 
@@ -201,8 +204,8 @@ def _answers(url: str) -> bool:
 
 
 @contextmanager
-def program(*options: str) -> Iterator[Program]:
-    up = Program(*options)
+def program(*options: str, model: str = "demo") -> Iterator[Program]:
+    up = Program(*options, model=model)
     try:
         yield up
     finally:

@@ -32,6 +32,7 @@ def test_the_page_makes_a_picture_and_shows_reasoner_then_generator(page: Page, 
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.goto(service.url)
     expect(page.locator("#status")).to_have_text("connected")
+    expect(page.locator("#key")).to_be_hidden()  # none is needed
     page.fill("#prompt", "three one four")
     page.fill("#steps", "8")
     page.click("#go")

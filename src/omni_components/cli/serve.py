@@ -18,40 +18,41 @@ if TYPE_CHECKING:
     from ..omni import Omni
     from ..serve import ServeSettings
 
+_OPTIONS = {"hosts": "allowed-host"}  # where an option is not called as the setting is
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(
     model: Model,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(metavar="N", min=0, max=65535, help="0 takes any that is free.")
-    ] = 8000,
+    port: Annotated[int, typer.Option(metavar="N", help="0 to 65535; 0 takes any that is free.")] = 8000,
     api_key_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Keys that clients must send, one a line.")
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A name that clients may call it by; may be repeated. Default: without keys, on an address of "
+            "this machine alone, localhost; else any. Addresses always work.",
+        ),
     ] = None,
     served_model_name: Annotated[
         str | None, typer.Option(metavar="NAME", help="The model's id for clients; default: MODEL.")
     ] = None,
-    max_queue: Annotated[int, typer.Option(metavar="N", min=1, help="Requests that may wait.")] = 64,
-    max_batch: Annotated[int, typer.Option(metavar="N", min=1, help="Pictures that are made together.")] = 8,
-    max_pictures: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1000, help="Pictures in one request.")
-    ] = 10,
-    max_prompt: Annotated[
-        int, typer.Option(metavar="N", min=1, max=100_000, help="Characters of a prompt.")
-    ] = 4000,
-    max_steps: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Denoising steps.")] = 100,
+    max_queue: Annotated[int, typer.Option(metavar="N", help="Requests that may wait.")] = 64,
+    max_batch: Annotated[int, typer.Option(metavar="N", help="Pictures that are made together.")] = 8,
+    max_pictures: Annotated[int, typer.Option(metavar="N", help="Pictures in one request.")] = 10,
+    max_prompt: Annotated[int, typer.Option(metavar="N", help="Characters of a prompt.")] = 4000,
+    max_steps: Annotated[int, typer.Option(metavar="N", help="Denoising steps.")] = 100,
     max_size: Annotated[str, typer.Option(metavar="WxH", help="Pixels of a picture.")] = "2048x2048",
-    max_body: Annotated[int, typer.Option(metavar="BYTES", min=1, help="Of a request.")] = 64 * 1024,
+    max_body: Annotated[int, typer.Option(metavar="BYTES", help="Of a request.")] = 64 * 1024,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="For one request, its wait included.")
+        float, typer.Option(metavar="SECONDS", help="For one request, its wait included.")
     ] = 300.0,
     idle_release: Annotated[
         float,
-        typer.Option(
-            metavar="SECONDS", min=0, help="Idle time after which device memory is given back; 0: never."
-        ),
+        typer.Option(metavar="SECONDS", help="Idle time after which device memory is given back; 0: never."),
     ] = 60.0,
     device: Device = None,
     dtype: Dtype = None,
@@ -74,6 +75,7 @@ def serve(
         settings = package.ServeSettings(
             name=served_model_name,
             api_keys=_keys(api_key_file),
+            hosts=_names(allowed_host, host, api_key_file),
             max_queue=max_queue,
             max_batch=max_batch,
             max_pictures=max_pictures,
@@ -113,7 +115,8 @@ def _told() -> Iterator[None]:
         raise typer.BadParameter(str(error), param_hint="MODEL") from error
     except PolicyError as error:
         text = f"{error.value} is not possible; choose {error.choices}."
-        raise typer.BadParameter(text, param_hint=f"--{error.field.replace('_', '-')}") from error
+        option = _OPTIONS.get(error.field, error.field.replace("_", "-"))
+        raise typer.BadParameter(text, param_hint=f"--{option}") from error
 
 
 def _keys(file: Path | None) -> tuple[bytes, ...]:
@@ -122,10 +125,24 @@ def _keys(file: Path | None) -> tuple[bytes, ...]:
     if file is None:
         return ()
     try:
-        return read_keys(file)
+        keys = read_keys(file)
+        if file.stat().st_mode & 0o004:
+            text = f"warning: every user of this machine may read the keys; to be alone with them: chmod 600 {file}"
+            typer.echo(text, err=True)
+        return keys
     except OSError as error:
         text = f"'{file}' cannot be read ({error.strerror or error}); choose another file."
         raise typer.BadParameter(text, param_hint="--api-key-file") from error
+
+
+def _names(allowed: list[str] | None, host: str, api_key_file: Path | None) -> tuple[str, ...]:
+    """Whoever has no key must at least call this machine by its own name.
+
+    Else a page of any site could, under a name that it points here, ask and read like the service's own.
+    """
+    if allowed:
+        return tuple(allowed)
+    return ("localhost",) if host in _LOCAL and api_key_file is None else ()
 
 
 def _pixels(size: str) -> int:
@@ -139,6 +156,8 @@ def _pixels(size: str) -> int:
 @contextlib.contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
     """A bound socket: a port that is taken is told before any weight is read."""
+    if not 0 <= port <= 65535:
+        raise typer.BadParameter(f"{port} is not possible; choose 0 to 65535.", param_hint="--port")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

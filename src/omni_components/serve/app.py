@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from importlib import resources
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fastapi import APIRouter, FastAPI, Request
+from fastapi.routing import APIRoute
 from starlette.responses import Response, StreamingResponse
 
 from .errors import ApiError, answer_in_shape
@@ -26,7 +28,7 @@ from .schemas import (
     Residency,
     Status,
 )
-from .service import CLIENT_GONE, Service
+from .service import Service
 from .settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ _PAGE = {  # what the browser asks for, and where it is in the package
     "/page.js": ("page.js", "text/javascript"),
 }
 _PUBLIC = (*_PAGE, "/health", "/ready")
+_PICTURES = "/v1/images/generations"
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request is refused; the message says why."},
     503: {"model": ErrorBody, "description": "Not now; Retry-After says when to try again."},
@@ -73,13 +76,15 @@ def create_app(omni: Omni, settings: ServeSettings | None = None) -> FastAPI:
         lifespan=life,
         docs_url=None,  # these pages would ask another server for their scripts
         redoc_url=None,
+        redirect_slashes=False,  # where it would send a client, the client's own Host would say
     )
     app.state.service = service
     answer_in_shape(app)
     app.include_router(_openai(service))
     app.include_router(_operations(service))
     app.include_router(_page())
-    app.add_middleware(Guard, settings=settings, public=_PUBLIC)
+    counted = {_PICTURES: service.metrics.answered}
+    app.add_middleware(Guard, settings=settings, public=_PUBLIC, counted=counted)
     return app
 
 
@@ -87,33 +92,19 @@ def create_app(omni: Omni, settings: ServeSettings | None = None) -> FastAPI:
 
 
 def _openai(service: Service) -> APIRouter:
-    router = APIRouter(prefix="/v1", responses=_ERRORS, tags=["OpenAI"])
+    router = APIRouter(responses=_ERRORS, tags=["OpenAI"], route_class=_StrictRoute)
 
-    @router.post("/images/generations")
+    @router.post(_PICTURES)
     async def generate(asked: ImageRequest, request: Request) -> ImageResponse:
         """Draw pictures."""
-        start, status = time.perf_counter(), 200
-        try:
-            job = service.admit(asked)
-            return await _drawn(service, job, asked, request)
-        except ApiError as error:
-            status = error.status
-            raise
-        except asyncio.CancelledError:
-            status = CLIENT_GONE
-            raise
-        except Exception:
-            status = 503
-            raise
-        finally:
-            service.metrics.answered(status, time.perf_counter() - start)
+        return await _drawn(service, service.admit(asked), asked, request)
 
-    @router.get("/models")
+    @router.get("/v1/models")
     async def models() -> ModelList:
         """The one model that is served."""
         return ModelList(data=[_card(service)])
 
-    @router.get("/models/{model:path}")
+    @router.get("/v1/models/{model:path}")
     async def model(model: str) -> ModelCard:
         """The model by its id."""
         if model != service.model.name:
@@ -140,6 +131,34 @@ async def _drawn(service: Service, job: Job, asked: ImageRequest, request: Reque
         output_format=form,
         size=f"{pictures[0].width}x{pictures[0].height}",
     )
+
+
+class _StrictRoute(APIRoute):
+    """Reads JSON as the standard has it: what a proxy has read in it is what is read here."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await handler(_StrictRequest(request.scope, request.receive))
+
+        return handle
+
+
+class _StrictRequest(Request):
+    async def json(self) -> Any:
+        return json.loads(await self.body(), object_pairs_hook=_each_once, parse_constant=_no_number)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise json.JSONDecodeError("a name is given twice in one object", "", 0)
+    return found
+
+
+def _no_number(text: str) -> NoReturn:
+    raise json.JSONDecodeError(f"{text} is no number", "", 0)
 
 
 def _card(service: Service) -> ModelCard:

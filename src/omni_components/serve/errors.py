@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 _MOST_TEXT = 500  # characters of a message: some repeat what the client sent
+CLIENT_GONE = 499  # nobody sees it but the metrics
 _REFUSED = "invalid_request_error"
 _CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 
@@ -114,7 +115,7 @@ def validation_error(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     first = problems[0]
     kind, where = first["type"], [one for one in first["loc"] if one != "body"]
     if kind == "json_invalid":
-        return refused("The body of the request is no JSON.", code="invalid_json")
+        return refused(f"The body of the request is no JSON: {first['ctx']['error']}.", code="invalid_json")
     param = ".".join(str(one) for one in where) or None
     code = _CODES.get(kind, "invalid_type" if kind.endswith(("_type", "_parsing")) else "invalid_value")
     if param is None:

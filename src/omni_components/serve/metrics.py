@@ -32,13 +32,13 @@ class Metrics:
         self._replica = replica
         self._requests = Counter(
             f"{_PREFIX}requests",
-            "Answers to requests for pictures, by HTTP status; 499 where the client had gone.",
+            "Answers to requests for pictures, refused ones too, by HTTP status; 499 where the client had gone.",
             ("status", "replica"),
             registry=self.registry,
         )
         self._seconds = Histogram(
             f"{_PREFIX}request_seconds",
-            "From a request for pictures to its answer, the wait in the queue included.",
+            "From a request for pictures to its answer, the wait in the queue included; not of 4xx.",
             ("replica",),
             buckets=_SECONDS,
             registry=self.registry,
@@ -47,7 +47,8 @@ class Metrics:
     def answered(self, status: int, seconds: float) -> None:
         """Count an answer."""
         self._requests.labels(str(status), self._replica).inc()
-        self._seconds.observe(seconds)
+        if not 400 <= status < 500:  # a refusal is quick, and would hide what the others have to wait
+            self._seconds.observe(seconds)
 
     def watch(self, ledger: ResidencyLedger | None, queue: JobQueue, worker: Worker) -> None:
         """Read these at each scrape."""

@@ -6,11 +6,12 @@ import base64
 import io
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 if TYPE_CHECKING:
     from ..omni import OmniOutput
 
+LONGEST_SIDE = {"png": 2**31 - 1, "jpeg": 65_535, "webp": 16_383}  # what the formats can say
 _DEFAULT_QUALITY = {"jpeg": 90, "webp": 90}
 
 
@@ -31,7 +32,12 @@ def _first(value: Any) -> Image.Image:
 def fitted(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
     """The whole picture inside a page of this size, in the colour of its own corner."""
     picture = picture.convert("RGB")
-    return ImageOps.pad(picture, size, method=Image.Resampling.LANCZOS, color=_corner(picture))
+    scale = min(size[0] / picture.width, size[1] / picture.height)
+    width, height = (max(1, round(one * scale)) for one in picture.size)  # 1: a page may be a mere line
+    page = Image.new("RGB", size, _corner(picture))
+    drawn = picture.resize((width, height), Image.Resampling.LANCZOS)
+    page.paste(drawn, ((size[0] - width) // 2, (size[1] - height) // 2))
+    return page
 
 
 def _corner(picture: Image.Image) -> tuple[int, int, int]:

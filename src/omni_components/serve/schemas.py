@@ -96,7 +96,7 @@ class ComponentState(BaseModel):
     name: str
     role: str
     resident: bool
-    state: Literal["host", "loading", "device", "evicting"]
+    state: Literal["host", "arriving", "loading", "device", "evicting"]
     bytes: int
     pins: int
     loads: int
@@ -121,6 +121,7 @@ class Work(BaseModel):
 class Residency(BaseModel):
     """The answer of ``GET /v1/residency``."""
 
+    replica: Annotated[str | None, Field(description="Which copy of the service this is.")]
     model: str
     device: str
     offload: bool

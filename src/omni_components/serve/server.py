@@ -10,9 +10,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import uvicorn
+
+from .protocol import PatientProtocol
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -33,8 +35,7 @@ def serve(app: FastAPI, sockets: list[socket.socket]) -> int:
     Returns:
         The exit status: 0 if every request was answered, 128 plus the signal's number if a second one forced it.
     """
-    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on", server_header=False)
-    server = Server(config, app.state.service)
+    server = Server(config_for(app), app.state.service)
     server.run(sockets=sockets)
     if not server.force_exit:
         return 0
@@ -44,6 +45,20 @@ def serve(app: FastAPI, sockets: list[socket.socket]) -> int:
         sys.stderr.flush()
         os._exit(128 + server.signal)
     return 128 + server.signal
+
+
+def config_for(app: Any, lifespan: Literal["on", "off"] = "on") -> uvicorn.Config:
+    """How an ASGI application is served."""
+    return uvicorn.Config(
+        app,
+        http=PatientProtocol,
+        ws="none",
+        lifespan=lifespan,
+        log_level="error",  # a client that sends nonsense is no news
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # nothing here asks who the client is
+    )
 
 
 class Server(uvicorn.Server):

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import DeclarationError, InvariantError
 from ..residency.events import ResidencyEvent, Totals
-from .errors import ApiError, refused, shutting_down
+from .errors import CLIENT_GONE, ApiError, refused, shutting_down
 from .jobs import Job, JobQueue, QueueClosedError, QueueFullError, Sampling
 from .live import Live
 from .metrics import Metrics
 from .model import PictureModel
+from .pictures import LONGEST_SIDE
 from .schemas import MOST_SEED, ComponentState, ImageRequest, Invariant, Residency, Work
 from .settings import ServeSettings
 from .worker import Worker
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
     from ..omni import Omni
     from ..residency.ledger import ResidencyLedger
-
-CLIENT_GONE = 499  # nobody sees it but the metrics
 
 
 class Service:
@@ -42,7 +41,7 @@ class Service:
         self.settings = settings
         self.model = PictureModel(omni, settings.name)
         self.created = int(time.time())
-        self.live = Live(settings.max_watchers)
+        self.live = Live(settings.max_watchers, settings.watch_timeout)
         self.metrics = Metrics(settings.replica or "")
         self.queue = JobQueue(settings.max_queue)
         self.worker = Worker(
@@ -144,17 +143,20 @@ class Service:
             raise refused(text, "num_inference_steps")
         return Sampling(
             steps=asked.num_inference_steps,
-            size=self._size(asked.size),
+            size=self._size(asked.size, asked.output_format or "png"),
             guidance_scale=asked.guidance_scale,
             negative_prompt=asked.negative_prompt,
         )
 
-    def _size(self, asked: str | None) -> tuple[int, int] | None:
+    def _size(self, asked: str | None, form: str) -> tuple[int, int] | None:
         if asked in (None, "auto"):
             return None
         width, height = (int(one) for one in asked.split("x"))
         if width * height > self.settings.max_pixels:
             text = f"{asked} is not possible; {self.settings.max_pixels} pixels in all are."
+            raise refused(text, "size")
+        if max(width, height) > LONGEST_SIDE[form]:
+            text = f"{asked} is not possible as {form}; {LONGEST_SIDE[form]} pixels a side are."
             raise refused(text, "size")
         return width, height
 
@@ -168,6 +170,7 @@ class Service:
         """Who is where, what it has cost, and whether the invariant holds."""
         ledger, tally = self.ledger, self.worker.tally
         return Residency(
+            replica=self.settings.replica,
             model=self.model.name,
             device=str(self.model.omni.device),
             offload=ledger is not None,

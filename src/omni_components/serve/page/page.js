@@ -67,10 +67,14 @@ function showState(state) {
 function showMove(event) {
   if (STAYS[event.kind]) place(event.component, STAYS[event.kind]);
   level(event.device_bytes, event.device_bytes);
+  logLine(event, event.kind, event.component);
+}
+
+function logLine(event, kind, of) {
   const line = document.createElement("li");
-  line.dataset.kind = event.kind;
-  line.dataset.of = event.component;
-  for (const text of [`${event.at.toFixed(3)} s`, event.kind, event.component, event.bytes ? bytes(event.bytes) : ""]) {
+  line.dataset.kind = kind;
+  line.dataset.of = of;
+  for (const text of [`${event.at.toFixed(3)} s`, kind, of, event.bytes ? bytes(event.bytes) : ""]) {
     const cell = document.createElement("span");
     cell.textContent = text;
     line.append(cell);
@@ -82,6 +86,7 @@ function showMove(event) {
 const SHOWN = {
   state: showState,
   moved: showMove,
+  skipped: (event) => logLine(event, "skipped", `${event.messages} events`),
   started: () => { by("progress").value = 0; },
   step: (event) => { by("progress").value = event.done / event.total; },
   finished: () => { by("progress").value = 1; },
