@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import os
@@ -93,11 +94,35 @@ class Layers(nn.Module):
         leaves = [Leaf(numel, bias) for _ in range(tensors // 2)]
         self.blocks = nn.ModuleList(nn.Sequential(*leaves[at : at + 10]) for at in range(0, len(leaves), 10))
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """As diffusers' models have it: its pipelines ask."""
+        return torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        """Likewise."""
+        return next(self.parameters()).device
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Every block, in order."""
         for block in self.blocks:
             x = block(x)
         return x
+
+
+def keep_freed_memory() -> bool:
+    """Let freed memory be taken again instead of going back to the system; returns whether the C library can.
+
+    The simulated device has no caching allocator, as real ones have. Without this a way that takes memory for each
+    tensor pays for fresh pages at each switch, which is a matter of this host and not of the way. (mallopt(3), glibc.)
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    trim_threshold, mmap_threshold, largest = -1, -3, 32 * MIB
+    return bool(mallopt(mmap_threshold, largest)) and bool(mallopt(trim_threshold, (1 << 31) - 1))
 
 
 def size_of(module: nn.Module) -> int:

@@ -5,24 +5,30 @@
 Two models: the demo, and a pipeline of random weights (1 GiB; 4 MiB with ``--quick``). Every policy is planned and
 then run: each component that takes turns is used once, in the order of a request. Weights only: a run that computes
 needs activations besides, and torch's allocators round each block up (the simulated one to 512 bytes, as CUDA's).
+``reported`` is what ``omni-components report TRACE --plan PLAN.json`` makes of the same run.
+
+Without ``--quick`` it also plans for the models at full size, as ``benchmarks/full_size.py`` does: seconds and memory.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks import full_size
+from benchmarks.harness import MIB, machine, parser, write
 from omni_components import offload
 from omni_components.demo import DemoPipeline
 from omni_components.planning.plan import Option, Plan, plan_for
+from omni_components.report.compare import compare as beside
+from omni_components.report.lines import plan_lines
 from omni_components.testing import SimulatedAccelerator
-
-MIB = 1 << 20
 
 
 class Random(nn.Module):
@@ -79,7 +85,12 @@ def compare(pipeline: Any, option: Option, plan: Plan) -> dict[str, Any]:
         "components": {one.name: one.bytes for one in plan.components},
     }
     equal = {name: planned[name] == ran[name] for name in planned}
-    return {"planned": planned, "ran": ran, "equal": equal, "back": stats.d2h_bytes}
+    told = beside(report, plan.to_dict(), "the plan", requests=1)
+    equal["reported"] = told.option == option.name and all(
+        one.planned == one.real for one in told.figures if one.what != "load seconds"
+    )
+    lines = list(plan_lines(told))
+    return {"planned": planned, "ran": ran, "equal": equal, "back": stats.d2h_bytes, "reported": lines}
 
 
 def measure(quick: bool) -> dict[str, Any]:
@@ -100,20 +111,19 @@ def measure(quick: bool) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, required=True, help="where to write the figures")
-    parser.add_argument("--quick", action="store_true", help="4 MiB instead of 1 GiB")
-    given = parser.parse_args(arguments)
-    found = measure(given.quick)
-    given.json.write_text(json.dumps(found, indent=2) + "\n")
+    given = parser(__doc__ or "").parse_args(arguments)
+    found = {"machine": machine(), **measure(given.quick)}
+    if not given.quick:
+        found["full_size"] = full_size.measure(rounds=5)
+    write(given.json, found)
     for name, one in found.items():
-        if isinstance(one, dict):
-            print(
-                f"{name}: {one['equal']}, peak {one['ran']['device_peak']} B, link {one['ran']['link_bytes']} B"
-            )
+        if isinstance(one, dict) and "ran" in one:
+            ran = one["ran"]
+            print(f"{name}: {one['equal']}, peak {ran['device_peak']} B, link {ran['link_bytes']} B")
+            print("\n".join(f"  {line}" for line in one["reported"]))
     print("all equal" if found["all_equal"] else "NOT all equal")
+    if not given.quick:
+        print("\n".join(full_size.lines(found["full_size"])))
 
 
 if __name__ == "__main__":

@@ -4,12 +4,14 @@
 
 Two components of 0.5 GiB take turns on the simulated device (poison off), with 400 and with 8,000 tensors each.
 Raw copy, this package and the peers take turns in every round; the medians of the rounds' ratios are written,
-by the clock and by the processor's time. Counts are exact: those of the package are over 100 switches, those of
-the peers over one.
+by the clock and by the processor's time; a round is two switches, there and back. Counts are exact: those of the
+package are over 100 switches, those of the peers over two.
 
-The peers: accelerate's ``cpu_offload_with_hook`` on both components, each other's predecessor; a plain ``.to()``
-of both; diffusers' group offload (block level), where one run of a component's blocks stands for the switch,
-because it keeps none on the device; and the raw copy against itself, which tells the noise.
+The peers: diffusers' ``enable_model_cpu_offload``, the components of whose pipeline run in turn; accelerate's
+``cpu_offload_with_hook`` on both components, each other's predecessor; a plain ``.to()`` of both; diffusers' group
+offload (block level), where one run of a component's blocks stands for the switch, because it keeps none on the
+device; and the raw copy against itself, which tells the noise. Memory that is freed, on the host or on the simulated
+device, is kept and taken again, as caching allocators do.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import cycle
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,6 +35,7 @@ from benchmarks.harness import (
     Case,
     Layers,
     interleaved,
+    keep_freed_memory,
     machine,
     median_ms,
     median_ratio,
@@ -67,13 +70,13 @@ class Pipeline(nn.Module):
         self.encoder, self.transformer = Layers(tensors, nbytes), Layers(tensors, nbytes)
 
 
-def in_turn(steps: list[Case]) -> Case:
-    """A case that takes the next of some steps each time, and waits until the device has done it."""
-    following = cycle(steps)
+def in_turn(one: Case, other: Case) -> Case:
+    """Two switches, each waited for until the device has done it."""
 
     def case() -> None:
-        next(following)()
-        torch.accelerator.synchronize()
+        for step in (one, other):
+            step()
+            torch.accelerator.synchronize()
 
     return case
 
@@ -91,13 +94,14 @@ def ours(pipeline: Pipeline, device: torch.device, stack: ExitStack) -> Case:
 
         return step
 
-    return in_turn([enter("encoder"), enter("transformer")])
+    return in_turn(enter("encoder"), enter("transformer"))
 
 
 def raw_copy(nbytes: int, device: torch.device) -> Case:
     source = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).fill_(1)
     target = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    return in_turn([lambda: target.copy_(source, non_blocking=True)])
+    step = partial(target.copy_, source, non_blocking=True)
+    return in_turn(step, step)
 
 
 def with_accelerate(pipeline: Pipeline, device: torch.device) -> Case:
@@ -107,7 +111,28 @@ def with_accelerate(pipeline: Pipeline, device: torch.device) -> Case:
     encoder, first = cpu_offload_with_hook(pipeline.encoder, device)
     transformer, second = cpu_offload_with_hook(pipeline.transformer, device, prev_module_hook=first)
     first.hook.prev_module_hook = second  # they take turns: a pipeline that is called again and again
-    return in_turn([lambda: encoder(x), lambda: transformer(x)])
+    return in_turn(lambda: encoder(x), lambda: transformer(x))
+
+
+def with_diffusers(pipeline: Pipeline, device: torch.device) -> Case:
+    from diffusers import DiffusionPipeline
+
+    class Peer(DiffusionPipeline):
+        model_cpu_offload_seq = "encoder->transformer"
+
+        def __init__(self, encoder: nn.Module, transformer: nn.Module) -> None:
+            super().__init__()
+            self.register_modules(encoder=encoder, transformer=transformer)
+
+    x = torch.ones(4, device=device)
+    pipe = Peer(pipeline.encoder, pipeline.transformer)
+    pipe.enable_model_cpu_offload(device=device)
+
+    def last() -> None:
+        pipe.transformer(x)
+        pipe.maybe_free_model_hooks()  # how each of its pipelines ends a call
+
+    return in_turn(lambda: pipe.encoder(x), last)
 
 
 def plain_to(pipeline: Pipeline, device: torch.device) -> Case:
@@ -119,7 +144,7 @@ def plain_to(pipeline: Pipeline, device: torch.device) -> Case:
         return step
 
     one, other = pipeline.encoder, pipeline.transformer
-    return in_turn([swap(one, other), swap(other, one)])
+    return in_turn(swap(one, other), swap(other, one))
 
 
 @contextmanager
@@ -165,11 +190,12 @@ def group_offload(module: nn.Module, device: torch.device, *, stream: bool) -> C
         with data_that_crosses():
             module(x)
 
-    return in_turn([step])
+    return in_turn(step, step)
 
 
 def peers(tensors: int, nbytes: int, device: torch.device) -> Iterator[tuple[str, Callable[[], Case]]]:
     """How to set up each peer; some do not run on every device."""
+    yield "diffusers_enable_model_cpu_offload", lambda: with_diffusers(Pipeline(tensors, nbytes), device)
     yield "accelerate_cpu_offload_with_hook", lambda: with_accelerate(Pipeline(tensors, nbytes), device)
     yield "plain_to", lambda: plain_to(Pipeline(tensors, nbytes), device)
     for stream in (False, True):
@@ -181,22 +207,22 @@ def peers(tensors: int, nbytes: int, device: torch.device) -> Iterator[tuple[str
 
 
 def counted(sim: SimulatedAccelerator, case: Case, switches: int) -> dict[str, float]:
-    """What so many switches asked of the device, per switch except for what must be 0 in all of them."""
+    """What so many switches asked of the device and of the host's allocator, per switch."""
     before = sim.stats()
-    for _ in range(switches):
+    for _ in range(switches // 2):
         case()
     after = sim.stats()
-    found = {key: getattr(after, name) - getattr(before, name) for key, name in COUNTS.items()}
-    for key in ("copies", "bytes_to_device", "bytes_to_host"):
-        found[key] /= switches
-    return {**found, "switches": switches, "host_allocations": host_allocations(case)}
+    found = {key: (getattr(after, name) - getattr(before, name)) / switches for key, name in COUNTS.items()}
+    taken = host_allocations(case, switches) / switches
+    return {**found, "switches": switches, "host_allocations": taken}
 
 
-def host_allocations(case: Case) -> int:
-    """How often one switch took host memory from torch's allocator, as torch's profiler tells."""
+def host_allocations(case: Case, switches: int) -> int:
+    """How often so many switches took host memory from torch's allocator, as torch's profiler tells."""
     activity = torch.profiler.ProfilerActivity.CPU
     with _quiet(), torch.profiler.profile(activities=[activity], profile_memory=True) as profile:
-        case()
+        for _ in range(switches // 2):
+            case()
     events = profile.profiler.kineto_results.events()
     cpu = torch.autograd.DeviceType.CPU
     return sum(
@@ -248,7 +274,7 @@ def all_cases(tensors: int, nbytes: int, sim: SimulatedAccelerator) -> Iterator[
             else:
                 absent[name] = why
         cases[f"{RAW}_again"] = cases[RAW]
-        for _ in range(4):
+        for _ in range(2):
             cases[OURS]()
         yield cases, pipeline, absent
 
@@ -256,8 +282,7 @@ def all_cases(tensors: int, nbytes: int, sim: SimulatedAccelerator) -> Iterator[
 def _set_up(make: Callable[[], Case]) -> tuple[Case | None, str]:
     try:
         case = make()
-        for _ in range(2):
-            case()
+        case()
     except Exception as error:  # a peer that does not know this device
         return None, f"{type(error).__name__}: {str(error).splitlines()[0]}"
     return case, ""
@@ -276,12 +301,12 @@ def figures(tensors: int, *, nbytes: int, rounds: int, switches: int) -> dict[st
             name: {
                 "ratio": median_ratio(times, base),
                 "cpu_ratio": median_ratio(times, base, "cpu"),
-                "ms": median_ms(times),
+                "ms": median_ms(times) / 2,
             }
             for name, times in taken.items()
         }
         counts = {
-            name: counted(sim, case, switches if name == OURS else 1)
+            name: counted(sim, case, switches if name == OURS else 2)
             for name, case in cases.items()
             if name != f"{RAW}_again"
         }
@@ -298,8 +323,9 @@ def figures(tensors: int, *, nbytes: int, rounds: int, switches: int) -> dict[st
 
 def measure(quick: bool = False) -> dict[str, Any]:
     """The figures at every number of tensors, flat for ours, by number for the peers."""
+    kept = keep_freed_memory()
     nbytes = 16 * MIB if quick else 512 * MIB
-    rounds, switches = (1, 6) if quick else (9, 100)
+    rounds, switches = (1, 6) if quick else (7, 100)
     found = {one: figures(one, nbytes=nbytes, rounds=rounds, switches=switches) for one in TENSORS}
     result: dict[str, Any] = {}
     for count, one in found.items():
@@ -312,7 +338,14 @@ def measure(quick: bool = False) -> dict[str, Any]:
         name: _peer({count: one["peers"][name] for count, one in found.items()}) for name in peer_names
     }
     details = {str(count): {key: one[key] for key in one if key != "peers"} for count, one in found.items()}
-    return {**result, "by_tensors": details, "targets": TARGETS, "quick": quick, **machine()}
+    return {
+        **result,
+        "by_tensors": details,
+        "targets": TARGETS,
+        "freed_memory_kept": kept,
+        "quick": quick,
+        **machine(),
+    }
 
 
 def _peer(found: dict[int, dict[str, Any]]) -> dict[str, Any]:
@@ -337,8 +370,8 @@ def table(result: dict[str, Any]) -> str:
         values = [f"{one[key]:.2f}" for key in keys] + [
             f"{one['copies']:.0f}",
             f"{one['bytes_to_host'] / MIB:.0f}",
-            f"{one['device_allocations']}",
-            f"{one['host_allocations']}",
+            f"{one['device_allocations']:g}",
+            f"{one['host_allocations']:g}",
         ]
         lines.append(f"{name:<34}" + "".join(f"{value:>11}" for value in values))
     lines.append(f"targets: {', '.join(f'{name} ≤ {most:g}' for name, most in TARGETS.items())}")

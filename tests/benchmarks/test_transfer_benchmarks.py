@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import growth, mapped_cpu, switch
+from benchmarks import cold_start, growth, mapped_cpu, switch
 from benchmarks.harness import Time, median_ratio, size_of
 
 from omni_components.testing.plugin import require_simulated_accelerator
@@ -49,7 +49,7 @@ def test_a_changed_weight_costs_its_own_bytes_only(switches: dict[str, Any]) -> 
 
 
 def test_a_switch_is_faster_than_every_swap_that_moves_tensor_by_tensor(switches: dict[str, Any]) -> None:
-    for name in ("accelerate_cpu_offload_with_hook", "plain_to"):
+    for name in ("diffusers_enable_model_cpu_offload", "accelerate_cpu_offload_with_hook", "plain_to"):
         assert switches["switch_cpu_ratio_8000"] < switches["peers"][name]["switch_cpu_ratio_8000"]
 
 
@@ -57,6 +57,7 @@ def test_every_peer_runs_and_has_the_same_figures(switches: dict[str, Any]) -> N
     figures = {key for key in switches if key.startswith("switch_")} | {*switch.COUNTS, "host_allocations"}
     assert {*switches["peers"]} == {
         "raw_copy",
+        "diffusers_enable_model_cpu_offload",
         "accelerate_cpu_offload_with_hook",
         "plain_to",
         "diffusers_group_offload",
@@ -69,7 +70,12 @@ def test_every_peer_runs_and_has_the_same_figures(switches: dict[str, Any]) -> N
 
 def test_peers_that_swap_with_to_copy_everything_back(switches: dict[str, Any]) -> None:
     """What the counters say of a peer whose traffic is known: they count."""
-    for name in ("accelerate_cpu_offload_with_hook", "plain_to", "diffusers_group_offload"):
+    for name in (
+        "diffusers_enable_model_cpu_offload",
+        "accelerate_cpu_offload_with_hook",
+        "plain_to",
+        "diffusers_group_offload",
+    ):
         for tensors, one in switches["peers"][name]["by_tensors"].items():
             assert one["bytes_to_host"] == switches["by_tensors"][tensors]["bytes"]
 
@@ -124,6 +130,27 @@ def test_a_mapped_pipeline_computes_what_it_computes_without_offload(mapped: dic
     assert mapped["bytes_loaded"] == 2 * mapped["weights"]
 
 
+# --- cold_start.py ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cold() -> dict[str, Any]:
+    require_simulated_accelerator()
+    if not Path("/proc/self/smaps_rollup").exists():
+        pytest.skip("this system does not tell a process's anonymous memory (/proc/self/smaps_rollup)")
+    return cold_start.measure(nbytes=96 << 20, rounds=1, stored=["float32"], ways=["ours", "diffusers"])
+
+
+def test_a_first_phase_that_waits_for_the_weights_of_the_second(cold: dict[str, Any]) -> None:
+    """The transformer's are in their file still, and took no memory; diffusers has converted them."""
+    ours, theirs = cold["cases"]["float32"]["ours"], cold["cases"]["float32"]["diffusers"]
+    assert cold["equal"] is True
+    assert ours["unread"] > 0.6 * ours["weights"]
+    assert theirs["unread"] == 0
+    assert ours["peak_enabling"] < 0.3 * ours["weights"]
+    assert theirs["peak_enabling"] > 0.9 * theirs["weights"]
+
+
 # --- harness.py ------------------------------------------------------------------------------------------
 
 
@@ -141,7 +168,7 @@ def test_components_have_the_tensors_and_bytes_they_are_asked_for() -> None:
     assert size_of(module) == pytest.approx(32 << 20, rel=0.01)
 
 
-@pytest.mark.parametrize("benchmark", [switch, growth, mapped_cpu])
+@pytest.mark.parametrize("benchmark", [switch, growth, mapped_cpu, cold_start])
 def test_a_missing_file_name_is_a_usage_error(benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         benchmark.main([])
