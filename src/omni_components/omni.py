@@ -6,8 +6,9 @@ import inspect
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,10 +19,11 @@ from .attach.pipeline import Offload, offload
 from .errors import ModelError, PolicyError, nearest
 from .loading.load import load_components
 from .policy import OffloadPolicy
-from .report.report import ResidencyReport
+from .report.report import Request, ResidencyReport
 from .transfer.device import resolve_device
 
 DEMO = "demo"
+REQUESTS = 1000  # whose times are kept, for the report
 DTYPES = ("float32", "bfloat16", "float16")
 _OWN = ("enable_cpu_offload", "device", "dtype", "local_files_only", "on_bytes")
 # generate() has a way of its own for these, or none: it always returns an OmniOutput.
@@ -101,15 +103,16 @@ class Omni:
         policy = _policy(policy_fields, enable_cpu_offload)
         self.model = os.fspath(model)
         self.device = resolve_device(device)
-        # On the CPU, mapped weights are what gives load and evict a meaning: loaded means in private memory.
-        mapped = enable_cpu_offload and self.device.type == "cpu"
-        self.pipeline: Any = _load(self.model, as_dtype(dtype), mapped, local_files_only, on_bytes)
+        self.pipeline: Any = _load(
+            self.model, as_dtype(dtype), self.device, enable_cpu_offload, local_files_only, on_bytes
+        )
         self.handle: Offload | None = None
         if enable_cpu_offload:
             self.handle = offload(self.pipeline, self.device, policy=policy)
         elif self.device.type != "cpu":
             self.pipeline.to(self.device)
         self._parameters = tuple(inspect.signature(type(self.pipeline).__call__).parameters)
+        self._requests: deque[Request] = deque(maxlen=REQUESTS)
         self._closed = False
 
     # --- what it does -------------------------------------------------------------------------------------
@@ -158,8 +161,13 @@ class Omni:
             audio=found[2],
             sample_rate=None if found[2] is None else _sample_rate(self.pipeline),
             seed=seed,
-            seconds=time.perf_counter() - start,
+            seconds=self._answered(start),
         )
+
+    def _answered(self, start: float) -> float:
+        end = time.perf_counter()
+        self._requests.append(Request(start=start, end=end))
+        return end - start
 
     def accepts(self, argument: str) -> bool:
         """Whether ``generate`` takes a sampling argument of this name."""
@@ -172,7 +180,9 @@ class Omni:
 
     def report(self) -> ResidencyReport:
         """What moved, what it cost, and who was there when; empty without offload."""
-        return self.handle.report() if self.handle else ResidencyReport.empty(str(self.device))
+        if self.handle is None:
+            return ResidencyReport.empty(str(self.device))
+        return replace(self.handle.report(), requests=tuple(self._requests))
 
     def close(self) -> None:
         """Take everything off the device; idempotent. The report stays."""
@@ -323,7 +333,8 @@ def _is_seed(value: object) -> bool:
 def _load(
     model: str,
     dtype: torch.dtype | None,
-    mapped: bool,
+    device: torch.device,
+    offloaded: bool,
     local_files_only: bool,
     on_bytes: Callable[[int, int], None] | None,
 ) -> Any:
@@ -332,17 +343,18 @@ def _load(
 
         if dtype not in (None, torch.float32):
             raise PolicyError("dtype", dtype, "None: the demo computes in float32")
-        return DemoPipeline.from_pretrained(mapped=mapped)
+        # On the CPU, mapped weights are what gives load and evict a meaning: loaded means in private memory.
+        return DemoPipeline.from_pretrained(mapped=offloaded and device.type == "cpu")
     place = Path(model).expanduser()
     if model and place.is_dir():
         if not (place / "model_index.json").is_file():
             problem = "is a folder without model_index.json, so that no diffusers pipeline was saved there."
             raise ModelError(model, problem, "Write one with pipeline.save_pretrained(folder).")
-        return _from_files(model, place, dtype, mapped, True, on_bytes)
+        return _from_files(model, place, dtype, offloaded, True, on_bytes)
     if not _could_be_hub_id(model):
         problem = "is neither a folder here, nor a model id of the hub (owner/name), nor 'demo'."
         raise ModelError(model, problem, "Check the path.")
-    return _from_files(model, model, dtype, mapped, local_files_only, on_bytes)
+    return _from_files(model, model, dtype, offloaded, local_files_only, on_bytes)
 
 
 def _could_be_hub_id(model: str) -> bool:
@@ -355,16 +367,15 @@ def _from_files(
     model: str,
     source: str | Path,
     dtype: torch.dtype | None,
-    mapped: bool,
+    lazy: bool,
     local_files_only: bool,
     on_bytes: Callable[[int, int], None] | None,
 ) -> Any:
     try:
-        # Converted weights cannot stay in their files: there the bytes are read, as they would be anyway.
         return load_components(
             source,
             dtype=dtype,
-            masters="mapped" if mapped and dtype is None else "auto",
+            lazy=lazy,
             on_bytes=on_bytes,
             local_files_only=local_files_only,
         )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from benchmarks import plan_vs_run
+from benchmarks import full_size, plan_vs_run
 from benchmarks.plan_vs_run import RandomPipeline
 from typer.testing import CliRunner
 
@@ -21,7 +19,6 @@ from omni_components.planning.skeleton import skeleton
 from tests.diffusers import tiny
 
 ROOT = Path(__file__).parents[2]
-CONFIGURATIONS = ROOT / "benchmarks" / "configurations"
 TITLES = {
     "wan2.2-t2v-a14b": "Wan2.2-T2V-A14B",
     "cosmos3-nano": "Cosmos3-Nano, split",
@@ -57,11 +54,12 @@ def test_every_byte_of_the_plan_is_what_the_run_moves(tmp_path: Path) -> None:
     plan_vs_run.main(["--json", str(file), "--quick"])
     found = json.loads(file.read_text())
     assert found["all_equal"] is True
-    assert len(found) == 5
-    assert all(one["back"] == 0 for one in found.values() if isinstance(one, dict))
+    runs = [one for one in found.values() if isinstance(one, dict) and "ran" in one]
+    assert len(runs) == 4
+    assert all(one["back"] == 0 for one in runs)
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
 def test_files_headers_and_configuration_tell_what_the_loaded_pipeline_does(
     folder: Path, tmp_path: Path, dtype: torch.dtype | None
 ) -> None:
@@ -186,29 +184,11 @@ def test_the_commands_json_is_the_plan() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="its memory is read from /proc: Linux")
-@pytest.mark.parametrize("name", sorted(one.name for one in CONFIGURATIONS.iterdir() if one.is_dir()))
-def test_a_model_at_full_size_is_planned_as_the_page_says_in_little_memory(name: str) -> None:
-    """Tens of GiB of weights in under 1 GB."""
-    arguments = ["plan", str(CONFIGURATIONS / name), "--dtype", "bfloat16", "--json"]
-    # Not ru_maxrss: on Linux a child begins with the memory of the process that it was forked from.
-    script = """
-import json, sys
-from omni_components.cli import main
-sys.argv = ["omni-components", *json.loads(sys.argv[1])]
-try:
-    main()
-finally:
-    peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM:"))
-    print(peak.split()[1], file=sys.stderr)
-"""
-    ran = subprocess.run(
-        [sys.executable, "-c", script, json.dumps(arguments)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    found = json.loads(ran.stdout)
+@pytest.mark.parametrize("name", full_size.names())
+def test_a_model_at_full_size_is_planned_as_the_page_says_in_little_time_and_memory(name: str) -> None:
+    """Tens of GiB of weights, in under 5 seconds of the processor and under 1 GB."""
+    taken = full_size.planned(name)
+    found = taken["plan"]
     page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
     row = next(line for line in page.splitlines() if line.startswith(f"| {TITLES[name]}"))
     peaks = {one["name"]: one for one in found["options"]}
@@ -218,5 +198,47 @@ finally:
     assert f"| {peaks['all resident']['device_peak'] / 2**30:.1f} GiB | " in row
     assert f"| {peaks['model level']['device_peak'] / 2**30:.1f} GiB | " in row
     assert f"| {peaks['model level']['link_seconds']:.1f} s |" in row
-    kilobytes = int(ran.stderr.split()[-1])
-    assert 100_000 < kilobytes < 1_000_000
+    assert 100_000_000 < taken["peak_rss_bytes"] < 1_000_000_000
+    assert in_time(name, taken["cpu_seconds"])
+
+
+def in_time(name: str, seconds: float) -> bool:
+    """Under 5 seconds of the processor; those grow, too, where others keep the machine busy.
+
+    So a plan that took longer is made once more, and may take a third more than the imports alone take just now.
+    """
+    if seconds < 5:
+        return True
+    again = full_size.planned(name)["cpu_seconds"]
+    return bool(again < 5 or again < 4 / 3 * full_size.imported()["cpu_seconds"])
+
+
+def test_the_bytes_of_a_configuration_do_not_depend_on_initial_values(tmp_path: Path) -> None:
+    """What constructors write into parameters is skipped; what they compute into buffers is not."""
+    from omni_components.loading.build import without_weights
+
+    with without_weights():
+        layer = torch.nn.Linear(8, 8)
+        norm = torch.nn.BatchNorm1d(8)
+        norm.register_buffer("steps", torch.arange(8.0).mul_(2))
+        torch.nn.init.trunc_normal_(layer.weight)
+        torch.nn.init.constant_(norm.steps[:4], 7)
+    assert layer.weight.is_meta
+    assert norm.running_var.tolist() == [1.0] * 8
+    assert norm.steps.tolist() == [7.0, 7.0, 7.0, 7.0, 8.0, 10.0, 12.0, 14.0]
+    assert torch.nn.init.constant_(torch.empty(2), 3).tolist() == [3.0, 3.0]  # outside, all is as ever
+
+
+def test_a_quantised_configuration_is_left_to_its_own_loader(tmp_path: Path, monkeypatch: Any) -> None:
+    """Built from shapes alone it would be planned at its full size."""
+    from transformers import T5Config, T5EncoderModel
+
+    from omni_components.loading import build
+
+    T5Config(
+        d_model=8, d_ff=8, d_kv=4, num_heads=2, num_layers=1, vocab_size=16, quantization_config={"bits": 8}
+    ).save_pretrained(tmp_path)
+    asked: list[str] = []
+    monkeypatch.setattr(build, "transformers_model", lambda *given: asked.append(given[-1]))
+    build.configured_model(T5EncoderModel, tmp_path, None, "text_encoder")
+    assert asked == ["text_encoder"]

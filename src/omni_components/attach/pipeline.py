@@ -144,7 +144,8 @@ class Offload:
             return ResidencyReport.empty(str(self.execution_device))
         mover = self._fleet.mover
         notes = (*self._fleet.notes, *mover.what_hinders_prefetch())
-        return ResidencyReport.of(self.ledger, mover.facts(), str(self.execution_device), notes)
+        device, policy = str(self.execution_device), self._fleet.policy
+        return ResidencyReport.of(self.ledger, mover.facts(), device, notes, policy)
 
     # --- what it does -------------------------------------------------------------------------------------
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -34,19 +38,36 @@ def plan(
 
     Example: omni-components plan Wan-AI/Wan2.2-T2V-A14B-Diffusers --dtype bfloat16 --device-memory 48GiB
     """
-    # Imported here: --help need not wait for torch.
-    from ..omni import as_dtype
-    from ..planning.model import plan as planned
-    from ..planning.text import as_text
+    with _no_collection():
+        # Imported here: --help need not wait for torch.
+        from ..omni import as_dtype
+        from ..planning.model import plan as planned
+        from ..planning.text import as_text
 
-    found = planned(
-        model,
-        device_memory=device_memory,
-        host_memory=host_memory,
-        link=link,
-        activations=activations,
-        dtype=as_dtype(dtype),
-        variant=variant,
-        local_files_only=local_files_only,
-    )
+        found = planned(
+            model,
+            device_memory=device_memory,
+            host_memory=host_memory,
+            link=link,
+            activations=activations,
+            dtype=as_dtype(dtype),
+            variant=variant,
+            local_files_only=local_files_only,
+        )
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else as_text(found))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Importing the libraries makes millions of objects that stay; looking for garbage among them takes seconds."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        # All are old now, without having been looked at; else the next allocation would look at each of them.
+        gc.freeze()
+        gc.unfreeze()
+        if was_on:
+            gc.enable()
+        atexit.register(gc.freeze)  # nor at the end of the process, where all memory goes at once

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import ModelError
 from ..protocols import MoverFacts
 from ..residency.events import Cause, EventKind, ResidencyEvent
-from .report import ComponentRow, ResidencyReport
+from .report import ComponentRow, Request, ResidencyReport
 from .trace import RECORD, VERSION
 
 _MAKE_ONE = "Make one with: omni-components run MODEL PROMPT --out FILE --trace TRACE."
@@ -61,6 +61,9 @@ def _report(record: dict[str, Any]) -> ResidencyReport:
         events=tuple(map(_event, record["events"])),
         taken_at=float(record["taken_at"]),
         notes=tuple(map(str, record["notes"])),
+        # Traces of 0.1.0's first days lack these two.
+        policy=None if record.get("policy") is None else dict(record["policy"]),
+        requests=tuple(Request(**one) for one in record.get("requests", ())),
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ..components.component import Component
+from ..policy import OffloadPolicy
 from ..protocols import MoverFacts
 from ..residency.events import History, ResidencyEvent, Totals
 from ..residency.ledger import ResidencyLedger
@@ -65,6 +67,14 @@ class ComponentRow:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request, from the call to what it gave; times are ``time.perf_counter()`` seconds, as in the events."""
+
+    start: float
+    end: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ResidencyReport:
     """What moved, what it cost, and who was there when; prints as a table.
@@ -78,6 +88,8 @@ class ResidencyReport:
         events: The history, oldest first.
         taken_at: ``time.perf_counter()`` when the report was made.
         notes: What was decided when it was enabled, and what stands in the way of a wish, in words.
+        policy: The fields of the policy in force, as plain values; ``None`` is not known.
+        requests: Those that ``Omni.generate`` has answered, oldest first; empty is not known.
     """
 
     device: str
@@ -88,10 +100,17 @@ class ResidencyReport:
     events: tuple[ResidencyEvent, ...]
     taken_at: float
     notes: tuple[str, ...] = ()
+    policy: Mapping[str, Any] | None = None
+    requests: tuple[Request, ...] = ()
 
     @classmethod
     def of(
-        cls, ledger: ResidencyLedger, facts: MoverFacts, device: str, notes: tuple[str, ...] = ()
+        cls,
+        ledger: ResidencyLedger,
+        facts: MoverFacts,
+        device: str,
+        notes: tuple[str, ...] = (),
+        policy: OffloadPolicy | None = None,
     ) -> ResidencyReport:
         """The report of a ledger as it is now."""
         history = ledger.history
@@ -107,6 +126,7 @@ class ResidencyReport:
             events=tuple(history),
             taken_at=time.perf_counter(),
             notes=notes,
+            policy=None if policy is None else plain_policy(policy),
         )
 
     @classmethod
@@ -152,6 +172,8 @@ class ResidencyReport:
             "events": [asdict(one) | {"kind": str(one.kind), "cause": str(one.cause)} for one in self.events],
             "taken_at": self.taken_at,
             "notes": list(self.notes),
+            "policy": None if self.policy is None else dict(self.policy),
+            "requests": [asdict(one) for one in self.requests],
         }
 
     def __repr__(self) -> str:  # the dataclass's own would print the whole history
@@ -166,3 +188,14 @@ class ResidencyReport:
         from .table import as_rich  # imported here, as above
 
         return as_rich(self)
+
+
+def plain_policy(policy: OffloadPolicy) -> dict[str, Any]:
+    """A policy's fields as JSON has them."""
+    values = {one.name: getattr(policy, one.name) for one in fields(policy)}
+    if policy.offload_components is not None:
+        values["offload_components"] = sorted(policy.offload_components)
+    if not isinstance(policy.prefetch, bool):
+        values["prefetch"] = list(policy.prefetch)
+    values["entry_points"] = {name: list(methods) for name, methods in policy.entry_points.items()}
+    return values

@@ -17,16 +17,23 @@ class Span:
     Attributes:
         component: Who.
         start: When its load began, be it ahead: from here on its device bytes are reserved.
-        ready: When its load ended; one that was copied ahead is ready when it is asked for.
+        asked: When the load that somebody waited for began: ``start``, but for one that was copied ahead.
+        ready: When that load ended.
         end: When it was evicted, or the end of the record if it is still there.
         cause: Who asked for the load; ``None`` if it was loaded before the oldest event kept.
     """
 
     component: str
     start: float
+    asked: float
     ready: float
     end: float
     cause: Cause | None
+
+    @property
+    def wanted(self) -> bool:
+        """Somebody asked for it; else it was copied ahead for nothing, or nobody has come for it yet."""
+        return self.cause is not Cause.PREFETCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +116,12 @@ def _span(
     name: str, loads: tuple[ResidencyEvent, ResidencyEvent] | None, earliest: float, end: float
 ) -> Span:
     if loads is None:
-        return Span(component=name, start=earliest, ready=earliest, end=end, cause=None)
+        return Span(component=name, start=earliest, asked=earliest, ready=earliest, end=end, cause=None)
     first, last = loads
-    return Span(component=name, start=first.at - first.seconds, ready=last.at, end=end, cause=last.cause)
+    # Nobody waits for one that is copied ahead and never asked for.
+    asked = last.at if last.cause is Cause.PREFETCH else last.at - last.seconds
+    start = first.at - first.seconds
+    return Span(component=name, start=start, asked=asked, ready=last.at, end=end, cause=last.cause)
 
 
 class _Pile:
