@@ -23,12 +23,16 @@ A phase hides at most as much copying as it computes for. So the figures depend 
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.harness import machine, parser, size_of, write
 from omni_components import Offload, offload
 from omni_components.testing import SimulatedAccelerator

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +151,39 @@ def test_a_first_phase_that_waits_for_the_weights_of_the_second(cold: dict[str, 
     assert theirs["unread"] == 0
     assert ours["peak_enabling"] < 0.3 * ours["weights"]
     assert theirs["peak_enabling"] > 0.9 * theirs["weights"]
+
+
+# --- as commands -----------------------------------------------------------------------------------------
+
+# One process for all, since importing torch takes longest; each file is run as `python FILE --help` runs it.
+HELP = """
+import runpy, sys
+from pathlib import Path
+folder = Path(sys.argv.pop())
+path = [one for one in sys.path if Path(one).resolve() != folder.parent]
+for file in sorted(folder.glob("*.py")):
+    if "__main__" not in file.read_text(encoding="utf-8"):
+        continue
+    for name in [one for one in sys.modules if one.split(".")[0] in ("benchmarks", "tests")]:
+        del sys.modules[name]
+    sys.path[:], sys.argv[:] = [str(folder), *path], [str(file), "--help"]
+    try:
+        runpy.run_path(str(file), run_name="__main__")
+    except SystemExit as ended:
+        assert not ended.code, file
+        print("ran", file.name)
+"""
+
+
+def test_a_benchmark_that_runs_only_where_the_checkout_is_on_the_path(tmp_path: Path) -> None:
+    """`python benchmarks/X.py`, from any folder."""
+    folder = Path(switch.__file__).parent
+    command = [sys.executable, "-c", HELP, str(folder)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    ran = {line.split()[1] for line in done.stdout.splitlines() if line.startswith("ran ")}
+    files = {"switch", "generation", "cold_start", "mapped_cpu", "growth", "prefetch"}
+    assert {f"{name}.py" for name in files} <= ran
 
 
 # --- harness.py ------------------------------------------------------------------------------------------

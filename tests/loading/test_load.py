@@ -137,7 +137,10 @@ def test_an_offloaded_pipeline_that_computes_other_values_or_races(folders, sim,
 
 def test_masters_that_are_copied_when_offload_is_enabled(folders, sim):
     """The slabs that the loader filled are the masters: no weight moves, at the second enabling neither."""
+    sim.reset()
     pipe = ours(folders(tiny.stable_diffusion_xl), masters="pinned")
+    stats = sim.stats()
+    assert (stats.allocations, stats.h2d_copies, stats.pinned) == (0, 0, 0)  # loading touches no device
     names = [one for one in modules(pipe) if one != "vae"]
     before = {name: [one.data_ptr() for one in modules(pipe)[name].parameters()] for name in names}
     for _ in range(2):

@@ -9,6 +9,7 @@ other operation makes it, and what belongs to it, an ordinary tensor first, in p
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -35,7 +36,13 @@ class Unread(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         read(tree_leaves((args, kwargs)))
+        if func is torch.Tensor.detach and sys._getframe(1).f_code is nn.Parameter.__new__.__code__:
+            return torch.Tensor._make_subclass(type(args[0]), args[0])  # it insists on the type that it got
         return func(*args, **kwargs)
+
+    def __new__(cls, data: torch.Tensor, requires_grad: bool = True) -> Any:
+        """``type(old)(new)``, as libraries replace a parameter, is an ordinary one."""
+        return nn.Parameter(data, requires_grad)
 
     # A parameter has these of its own: asked of the tensor that it becomes.
 
@@ -89,22 +96,22 @@ class Source:
         ):
             while self._waiting:
                 tensor, values, kind, fill = self._waiting[-1]
-                if (
-                    type(tensor) is Unread
-                ):  # else an interrupt came after the next lines, and it may be written to
+                if type(tensor) is Unread:  # else an interrupt came after this, and it may be written to
                     fill(values)
-                    vars(tensor).pop("_is_param", None)
-                    del tensor.source
                     tensor.__class__ = kind  # type: ignore[assignment]
+                for note in ("source", "_is_param"):
+                    vars(tensor).pop(note, None)  # last: at no time is it neither an unread parameter nor one
                 self._waiting.pop()
 
 
 def read(tensors: Iterable[Any]) -> bool:
     """Read those among them that are unread; returns whether there were any."""
-    sources = {id(one.source): one.source for one in tensors if type(one) is Unread}
+    # Between the two questions another thread may read it, and take the source away.
+    found = [vars(one).get("source") for one in tensors if type(one) is Unread]
+    sources = {id(source): source for source in found if source is not None}
     for source in sources.values():
         source.read()
-    return bool(sources)
+    return bool(found)
 
 
 def _name(func: Any) -> str:

@@ -123,7 +123,7 @@ class _Loader:
                 built.append(one)
         self._read(built)
         found = {one.name: one.model for one in built}
-        kind = kind or _pipeline_class(declared)
+        kind = _pipeline_class(kind, declared)
         return _assembled(kind, self._folder, self._dtype, self._variant, {**passed, **found})
 
     def single(self, kind: Any) -> Any:
@@ -263,13 +263,16 @@ def _dtype_argument(kind: Any) -> str:
     return "torch_dtype" if is_diffusers_model(kind) else "dtype"
 
 
-def _pipeline_class(declared: Mapping[str, Any]) -> Any:
+def _pipeline_class(asked: Any, declared: Mapping[str, Any]) -> Any:
     """The saved class itself: asked of their common base, diffusers loads optional components a second time."""
     import diffusers
 
+    base: Any = diffusers.DiffusionPipeline
+    if asked not in (None, base):
+        return asked
     name = declared.get("_class_name")
     found = getattr(diffusers, name, None) if isinstance(name, str) else None
-    return found or diffusers.DiffusionPipeline
+    return found if isinstance(found, type) and issubclass(found, base) else base
 
 
 def _assembled(kind: Any, folder: Path, dtype: Any, variant: str | None, parts: dict[str, Any]) -> Any:

@@ -27,7 +27,7 @@ from ..components.unread import read
 from ..components.wrappers import Composite, compose, leaves
 from ..errors import ResidencyWarning
 from .hostmemory import FileMappings
-from .masters import PinBudget, Slab, adjoining, anonymous, lay_out, pack, repack
+from .masters import PinBudget, Slab, adjoining, align, anonymous, lay_out, pack, repack
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -144,19 +144,24 @@ class Cargo:
         """Read what a loader has left in files, into the slabs that are laid out for it; then these are pinned."""
         if not self._unread:
             return
-        read(member.host for member in self.members())
+        self._copies = None  # first: what is pinned from here on would pass for pageable
+        read(slot.tensor for slot in self.area.slots())  # those that do not travel, too
         for slab in self.slabs:
             pins, slab.pins = slab.pins, None
             if pins is not None:
                 pins.pin(slab)
-        self._copies = None
         self._unread = False  # last: an interrupted one is done again
+
+    @property
+    def awaited(self) -> bool:
+        """Its next load will pin what is not pinned yet: what is still to be read, or came once from its file."""
+        return any(slab.pins is not None for slab in self.slabs) or (self.seasoned and self._pins is not None)
 
     def pin_pages(self) -> None:
         """What was left in its file's pages for now goes into slabs, in the places that it has.
 
         A component that comes a second time will come again: only then is it worth the memory and the time.
-        Where the memory is missing, it stays mapped.
+        Where the memory is missing, or may not be pinned, it stays mapped.
         """
         if self._pins is None:
             return
@@ -164,7 +169,8 @@ class Cargo:
         waiting = [one for one in self.mapped if id(one) in living and not one.packed]
         try:
             for batch in adjoining(waiting):
-                repack(batch, self._pins, self.slabs)
+                if self._pins.lasts(sum(align(one.nbytes) for one in batch)):
+                    repack(batch, self._pins, self.slabs)
         except (MemoryError, OSError) as error:
             text = (
                 f"the weights of {self.name!r} stay in their files' pages: no host memory for them ({error})."

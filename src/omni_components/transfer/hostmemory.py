@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import ctypes
 import os
+from contextlib import suppress
 from pathlib import Path
 
 _V2 = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current")
@@ -38,6 +40,12 @@ def available_bytes(root: Path = Path("/")) -> int:
     if hasattr(os, "sysconf"):
         return int(os.sysconf("SC_PAGE_SIZE")) * int(os.sysconf("SC_PHYS_PAGES"))
     return 1 << 62  # unknown: let pinning itself find out
+
+
+def give_freed_back() -> None:
+    """Let the C library give freed memory to the system; a large heap is kept otherwise (glibc; else nothing)."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _number(path: Path) -> int | None:

@@ -73,7 +73,11 @@ def what_hinders_prefetch(cargoes: Mapping[str, Cargo], arena: Arena, backend: B
         return []  # it was not
     if backend.touch() is None:
         return [f"prefetch: copies to {backend.device} make the host wait, so that nothing is copied ahead"]
-    pageable = [name for name, one in cargoes.items() if one.slabs and not one.payload(pinned=True)]
+    pageable = [
+        name
+        for name, one in cargoes.items()
+        if one.slabs and not one.awaited and not one.payload(pinned=True)
+    ]
     found = [
         f"prefetch: the master of {name!r} is not pinned, so that it is not copied ahead" for name in pageable
     ]

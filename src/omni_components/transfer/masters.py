@@ -17,9 +17,11 @@ from ..components.tensors import ALIGNMENT, Group, own_storage
 from ..components.unread import Unread, read
 from ..errors import ResidencyWarning, format_bytes
 from .device import Registrar
+from .hostmemory import give_freed_back
 
 SLAB_BYTES = 256 << 20  # few large copies; enabling needs at most one slab besides the weights
 _RAGGED = 16  # so many small copies cost less than a person can measure
+_LARGE = 16 << 20  # freed memory of this size is worth the tens of milliseconds that giving it back takes
 _SMALL = 4 << 20  # in a slab of this size any number does; there padding could be most of the bytes
 # Python maps shared memory unless told otherwise; the system then counts it apart from the process's own.
 _PRIVATE: dict[str, int] = (
@@ -139,6 +141,10 @@ class PinBudget:
             return self._pooled(nbytes, base)
         return Slab(anonymous(nbytes), base)
 
+    def lasts(self, nbytes: int) -> bool:
+        """Whether a slab of ``nbytes`` would be pinned."""
+        return self.taken + (_block(nbytes) if self.registrar is None else pages(nbytes)) <= self.limit
+
     def adopts(self) -> bool:
         """Whether memory that is there already can become a slab: torch's allocator pins only its own blocks."""
         return self.registrar is not None or not self.pool or self.limit == 0
@@ -160,7 +166,7 @@ class PinBudget:
         return self._took(slab, whole)
 
     def _pooled(self, nbytes: int, base: int) -> Slab:
-        block = 1 << (nbytes - 1).bit_length()
+        block = _block(nbytes)
         if self._refused(block):
             return Slab(anonymous(nbytes), base)
         try:
@@ -186,6 +192,11 @@ class PinBudget:
             self.said = True
             text = _PAGEABLE.format(pinned=format_bytes(self.taken), reason=reason.splitlines()[0])
             warnings.warn(text, ResidencyWarning, stacklevel=2)
+
+
+def _block(nbytes: int) -> int:
+    """What torch's pinned allocator takes for so many bytes."""
+    return 1 << (nbytes - 1).bit_length()
 
 
 def anonymous(nbytes: int) -> torch.Tensor:
@@ -281,6 +292,8 @@ def pack(groups: list[Group], budget: PinBudget, slabs: list[Slab]) -> int:
             group.leave()  # the old memory is free now, on whichever side it was
             group.packed = True
         slab.groups = batch
+        if end - start >= _LARGE:
+            give_freed_back()  # else the next slabs come on top of it, and at the end there is a second model
         start = end
     return start
 

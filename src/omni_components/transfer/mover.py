@@ -103,6 +103,8 @@ class ArenaMover:
     def has_room_ahead(self, name: str) -> bool:
         """Whether a component has a pinned master, and bytes for it are proven free beside those in use."""
         cargo = self._cargo[name]
+        if cargo.awaited:
+            return False  # what is pinned after the copy would be taken for copied
         copies_run_alone = self.backend.touch() is not None and cargo.payload(pinned=True) > 0
         return copies_run_alone and self.arena.has_room_ahead(name, cargo.size)
 

@@ -64,7 +64,9 @@ class Staging:
     def close(self) -> None:
         """Give the slabs back, after the last copy from them. Idempotent."""
         while self._slabs:
+            taken = self._slabs[-1].taken
             self._slabs[-1].unpin()
+            self._budget.taken -= taken
             self._slabs.pop()
 
     def _fits(self, run: list[Pair], target: torch.Tensor) -> bool:
