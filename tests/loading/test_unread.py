@@ -18,6 +18,7 @@ from omni_components.components.unread import Source, Unread
 from omni_components.loading.deferred import Plan
 from omni_components.transfer.masters import PinBudget
 from tests.diffusers import tiny
+from tests.transformers_models import tiny as omni
 
 ASKED = {"height": 16, "width": 16, "num_frames": 5, "num_inference_steps": 2, "output_type": "pt"}
 
@@ -301,3 +302,21 @@ def test_a_parameter_that_becomes_another_object():
     assert type(tensor) is torch.nn.Parameter
     assert (id(tensor), tensor.storage_offset()) == before
     assert vars(tensor) == {"note": "kept"}
+
+
+@pytest.mark.parametrize("maker", [omni.qwen3_omni, omni.janus], ids=["qwen3-omni", "janus"])
+def test_a_model_whose_recipe_names_its_parts_is_read_as_a_whole(maker, sim, tmp_path):
+    """Each part has slabs of its own, which are its master; the weights that another part reads are resident."""
+    maker().save_pretrained(tmp_path)
+    model = load_components(tmp_path, dtype=torch.bfloat16, lazy=True)
+    with offload(model, sim.device) as handle:
+        parts = [one.name for one in handle.components if one.role == "dit"]
+        assert len(parts) > 1
+        for used in range(len(parts)):
+            for name in parts[used:]:
+                part = model.get_submodule(name)
+                assert len(unread(part)) > len(list(part.parameters())) / 2  # what others read is resident
+            with handle.scope(parts[used]):
+                assert unread(model.get_submodule(parts[used])) == []
+        handle.ledger.audit()
+    assert sim.races == []

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from ..components.omni_models import recipe_for
 from ..components.patterns import parts_of
 from ..components.tensors import Slot, own_slots, own_storage
 from ..components.unread import Source
@@ -132,12 +133,26 @@ def _by_part(model: nn.Module, waiting: Iterable[Awaited]) -> Iterator[list[Awai
 def _parts(model: nn.Module) -> Callable[[Awaited], str]:
     declared = getattr(model, "_offload_components", None)
     if not declared:
-        return lambda one: ""
+        return _parts_of_recipe(model)
     areas = parts_of(model, declared, type(model).__name__)
     owners = {(id(slot.module), slot.name): part for part, area in areas.items() for slot in area.slots()}
 
     def part_of(one: Awaited) -> str:
         holders = {owners.get((id(slot.module), slot.name), "") for slot in one.slots}
         return holders.pop() if len(holders) == 1 else ""  # in several, or in none: resident
+
+    return part_of
+
+
+def _parts_of_recipe(model: nn.Module) -> Callable[[Awaited], str]:
+    recipe = recipe_for(model)
+    paths = [path for listed in recipe.lists().values() for path in listed] if recipe is not None else []
+
+    def innermost(slot: Slot) -> str:
+        return max((path for path in paths if slot.path.startswith(f"{path}.")), key=len, default="")
+
+    def part_of(one: Awaited) -> str:
+        holders = {innermost(slot) for slot in one.slots}
+        return holders.pop() if len(holders) == 1 else ""
 
     return part_of
