@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -227,3 +229,52 @@ def test_c11_enabling_holds_the_weights_and_one_slab_at_most(sim, monkeypatch, c
         assert len(seen) >= 20 * 5
         assert max(seen) <= payload + largest + 20 * 1024  # alignment
         assert census() - others <= payload * 1.02 + 20 * 1024
+
+
+# Weights below the C library's limit for mappings of their own lie in its heap, which it keeps when they are freed.
+FROM_THE_HEAP = """
+import torch
+from benchmarks.harness import Layers, size_of
+from benchmarks.mapped_cpu import anonymous
+from omni_components import offload
+from omni_components.testing import SimulatedAccelerator
+from omni_components.transfer import masters
+
+masters.SLAB_BYTES = 32 << 20
+peak, make = 0, masters.PinBudget.slab
+
+def slab(*arguments):
+    global peak
+    made = make(*arguments)
+    made.tensor.zero_()  # its pages are taken, while those of what it is for are not given back yet
+    peak = max(peak, anonymous())
+    return made
+
+masters.PinBudget.slab = slab
+
+class Pipeline(torch.nn.Module):
+    _dit_modules, _encoder_modules, _vae_modules = ["transformer"], ["encoder"], []
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.transformer = Layers(1600, 80 << 20), Layers(1600, 80 << 20)
+
+with SimulatedAccelerator(poison=False) as sim:
+    before = anonymous()
+    pipe = Pipeline()
+    weights = size_of(pipe)
+    offload(pipe, sim.device)
+    print((peak - before - masters.SLAB_BYTES) / weights, (anonymous() - before) / weights)
+"""
+
+
+def test_c11_freed_weights_that_the_c_library_keeps_are_given_back(sim):
+    """By the system's own figure, in a process of its own: enabling takes a slab, not a second model."""
+    if not Path("/proc/self/smaps_rollup").exists():
+        pytest.skip("this system does not tell a process's anonymous memory (/proc/self/smaps_rollup)")
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", FROM_THE_HEAP]
+    answer = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+    most, afterwards = map(float, answer.stdout.split())
+    assert most < 1.25
+    assert afterwards < 1.25

@@ -127,7 +127,38 @@ def test_c07_healthy_switches_never_flush_the_allocator_cache(sim, arena):
             target.use("A", x)
             target.use("B", x)
         assert len(kinds_of(handle.events, "load")) == 100
-        assert sim.stats().flushes == 0
+        stats = sim.stats()
+        assert (stats.flushes, stats.syncs, stats.host_waits) == (0, 0, 0)  # nor does the host wait otherwise
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_addresses_that_change_or_are_not_aligned(sim, dtype):
+    """I8: a weight comes back to where it was, at a multiple of 256 bytes; compiled code and kernels rely on it."""
+    target = build("pipeline", width=17, depth=4, dtype=dtype)  # no tensor fills whole 256-byte lines
+    with offload(target, sim.device, arena="keep") as handle:
+        seen = []
+        for _ in range(3):
+            for which in "AB":
+                with handle.scope(which):
+                    seen.append([one.data_ptr() for one in target.module(which).parameters()])
+        assert seen[:2] == seen[2:4] == seen[4:]
+        (base,) = {min(one) for one in seen}  # both begin where the arena does
+        assert all((address - base) % 256 == 0 for one in seen for address in one)
+        assert base % 256 == 0
+        assert all(len({*one}) == 8 for one in seen)
+
+
+def test_a_profile_that_does_not_name_the_switch(sim):
+    """Each load, eviction and copy ahead is a range of torch's profiler, with the component's name."""
+    target = build("pipeline")
+    with (
+        offload(target, sim.device, prefetch=("A", "B"), device_memory=1 << 16) as handle,
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+    ):
+        handle.load("A")
+        handle.load("B")
+    ranges = [one.key for one in profile.key_averages() if one.key.startswith("omni::")]
+    assert {"omni::load A", "omni::prefetch B", "omni::evict A", "omni::load B"} <= {*ranges}
 
 
 @pytest.mark.parametrize("arena", ["keep", "fit"])
