@@ -150,6 +150,15 @@ def parser(description: str) -> argparse.ArgumentParser:
     return made
 
 
+def verdict(bounds: Mapping[str, bool], *, quick: bool) -> int:
+    """The exit status: 1 if a bound does not hold, which is printed; a shortened run says nothing about bounds."""
+    missed = [name for name, holds in bounds.items() if not holds]
+    if quick or not missed:
+        return 0
+    print(f"missed: {', '.join(missed)}")
+    return 1
+
+
 def write(file: Path, result: Mapping[str, Any]) -> None:
     """The figures as JSON."""
     file.write_text(json.dumps(result, indent=2) + "\n")

@@ -6,7 +6,7 @@ Random weights, 6 GiB (``--quick``: 600 MiB), are written to a temporary folder 
 process of its own maps them, enables offload and runs the pipeline twice, while a thread of it reads the
 operating system's own figure: ``Anonymous`` in ``/proc/self/smaps_rollup``. Its most may be the largest component
 and 15 %. What Python and torch take themselves before anything is mapped is told apart, since at ``--quick``
-size it is more than the 15 %.
+size it is more than the 15 %. Exits with 1 if that, or that the outputs stay the same, does not hold.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import nn
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.harness import MIB, machine, parser, size_of, write
+from benchmarks.harness import MIB, machine, parser, size_of, verdict, write
 from omni_components import offload
 
 NAMES = ("encoder", "high_noise", "low_noise")
@@ -193,7 +193,7 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if "--child" in arguments:
         inner = argparse.ArgumentParser()
@@ -201,12 +201,14 @@ def main(arguments: list[str] | None = None) -> None:
         inner.add_argument("--layers", type=int)
         given = inner.parse_args(arguments)
         print(json.dumps(child(given.child, given.layers)))
-        return
+        return 0
     options = parser(__doc__.partition("\n")[0]).parse_args(arguments)
     result = measure(options.quick)
     write(options.json, result)
     print(table(result))
+    bounds = {"peak_ratio": result["peak_ratio"] <= ALLOWED, "equal": result["equal"]}
+    return verdict(bounds, quick=options.quick)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

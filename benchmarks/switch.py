@@ -11,7 +11,7 @@ The peers: diffusers' ``enable_model_cpu_offload``, the components of whose pipe
 ``cpu_offload_with_hook`` on both components, each other's predecessor; a plain ``.to()`` of both; diffusers' group
 offload (block level), where one run of a component's blocks stands for the switch, because it keeps none on the
 device; and the raw copy against itself, which tells the noise. Memory that is freed, on the host or on the simulated
-device, is kept and taken again, as caching allocators do.
+device, is kept and taken again, as caching allocators do. Exits with 1 if a bound is missed, save with ``--quick``.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from benchmarks.harness import (
     median_ratio,
     parser,
     size_of,
+    verdict,
     write,
 )
 from omni_components import offload
@@ -378,12 +379,25 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: list[str] | None = None) -> None:
+def bounds(result: dict[str, Any]) -> dict[str, bool]:
+    """What must hold, by name."""
+    held = {name: result[name] <= most for name, most in TARGETS.items()}
+    held |= {
+        key: result[key] == 0
+        for key in ("device_allocations", "host_allocations", "flushes", "bytes_to_host")
+    }
+    held["copies"] = result["copies"] <= result["most_copies"]
+    held["changed_bytes_to_host"] = result["changed_bytes_to_host"] == result["changed_bytes"]
+    return held
+
+
+def main(arguments: list[str] | None = None) -> int:
     options = parser(__doc__.partition("\n")[0]).parse_args(arguments)
     result = measure(options.quick)
     write(options.json, result)
     print(table(result))
+    return verdict(bounds(result), quick=options.quick)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from benchmarks import cold_start, growth, mapped_cpu, switch
-from benchmarks.harness import Time, median_ratio, size_of
+from benchmarks.harness import Time, median_ratio, size_of, verdict
 
 from omni_components.testing.plugin import require_simulated_accelerator
 
@@ -184,6 +184,16 @@ def test_a_benchmark_that_runs_only_where_the_checkout_is_on_the_path(tmp_path: 
     ran = {line.split()[1] for line in done.stdout.splitlines() if line.startswith("ran ")}
     files = {"switch", "generation", "cold_start", "mapped_cpu", "growth", "prefetch"}
     assert {f"{name}.py" for name in files} <= ran
+
+
+@pytest.mark.parametrize("key", [*switch.TARGETS, "device_allocations", "flushes", "copies", "bytes_to_host"])
+def test_a_bound_that_is_missed_and_not_told(
+    switches: dict[str, Any], key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = {**switches, **switch.TARGETS}
+    assert verdict(switch.bounds(held), quick=False) == 0
+    assert verdict(switch.bounds({**held, key: 10**12}), quick=False) == 1
+    assert capsys.readouterr().out == f"missed: {key}\n"
 
 
 # --- harness.py ------------------------------------------------------------------------------------------
