@@ -388,7 +388,7 @@ def _advice(source: str | Path, local_files_only: bool) -> str:
     if isinstance(source, Path):
         return "Check that the folder is whole: save or copy it again."
     if local_files_only:
-        return "Fetch it once with local_files_only=False, or pass a folder."
+        return "Fetch it once without local_files_only, or pass a folder."
     return (
         f"Check the name and the network, or fetch it elsewhere (hf download {source}) and pass the folder."
     )

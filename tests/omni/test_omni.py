@@ -249,7 +249,7 @@ def test_a_broken_folder_is_one_error_with_its_cause(folder):
 
 
 def test_a_hub_id_that_is_not_in_the_cache_says_how_to_fetch_it():
-    with pytest.raises(ModelError, match="local_files_only=False, or pass a folder") as caught:
+    with pytest.raises(ModelError, match="without local_files_only, or pass a folder") as caught:
         Omni("nobody/nothing", local_files_only=True)
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (str(copy), copy.model) == (str(caught.value), "nobody/nothing")

@@ -21,7 +21,9 @@ from typer.testing import CliRunner
 from omni_components import ModelError, Omni, OmniOutput
 from omni_components.cli import app, media
 from omni_components.cli.media import FORMATS
+from omni_components.cli.run import _quiet
 from omni_components.demo import DemoPipeline
+from tests.diffusers import tiny
 
 from .test_trace import check_schema
 
@@ -190,6 +192,15 @@ def test_a_suffix_that_the_model_does_not_make_is_refused_before_the_work(folder
     assert f"demo makes {makes}; choose .png" in line
 
 
+@pytest.mark.parametrize(("name", "makes"), [("x.png", "sound"), ("x.gif", "no video")])
+def test_what_a_sound_model_does_not_make_is_refused_before_the_work(
+    folder, sound_folder, name, makes, monkeypatch
+):
+    monkeypatch.setattr(Omni, "generate", lambda *_, **__: pytest.fail("it was computed"))
+    line = refused(sound_folder, "x", "--device", "cpu", "--out", name)
+    assert f"makes {makes}; choose .wav" in line
+
+
 def test_a_picture_of_a_video_model_is_refused_with_the_two_ways(folder, video_folder):
     assert "choose .gif, or pass --frames 1" in refused(
         video_folder, "x", "--device", "cpu", "--out", "x.png"
@@ -228,6 +239,14 @@ def test_a_prompt_that_the_model_refuses_is_told_in_its_own_words(folder, pictur
     assert "divisible by" in refused(*words)
 
 
+def test_an_image_that_a_pipeline_needs_is_asked_for_in_one_line(folder, tmp_path):
+    place = tmp_path / "control"
+    tiny.stable_diffusion_control_net().save_pretrained(place)
+    line = refused(place, "x", "--device", "cpu", *SMALL, "--out", "x.png")
+    assert "image must be passed" in line
+    assert "Omni takes in Python" in line
+
+
 @pytest.mark.parametrize("words", [(), ("demo",), ("demo", "one")])
 def test_a_missing_argument_is_one_line(folder, words):
     assert "Missing" in refused(*words)
@@ -241,6 +260,24 @@ def test_a_model_that_is_not_there_is_one_line(folder, model):
 def test_a_hub_model_without_a_cache_is_one_line_and_libraries_are_silent(folder):
     line = refused("nobody/nothing", "x", "--local-files-only", "--out", "x.png")
     assert "'nobody/nothing' could not be loaded" in line
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_sees_a_download_grow_and_a_file_holds_no_bars(folder, terminal, monkeypatch):
+    from huggingface_hub.utils import are_progress_bars_disabled
+
+    shown = []
+
+    def fetch(*_, **__):
+        shown.append(not are_progress_bars_disabled())
+        raise OSError("no network")
+
+    monkeypatch.setattr("diffusers.DiffusionPipeline.download", fetch)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    with _quiet("nobody/nothing"), pytest.raises(ModelError, match="no network"):
+        Omni("nobody/nothing")
+    assert shown == [terminal]
+    assert not are_progress_bars_disabled()
 
 
 # --- failures on the way --------------------------------------------------------------------------------

@@ -12,7 +12,15 @@ from benchmarks import full_size, plan_vs_run
 from benchmarks.plan_vs_run import RandomPipeline
 from typer.testing import CliRunner
 
-from omni_components import DeclarationError, ModelError, PolicyError, WeightsError, load_components, plan
+from omni_components import (
+    DeclarationError,
+    ModelError,
+    Omni,
+    PolicyError,
+    WeightsError,
+    load_components,
+    plan,
+)
 from omni_components.cli import app
 from omni_components.planning.plan import Plan
 from omni_components.planning.skeleton import skeleton
@@ -77,6 +85,17 @@ def test_files_headers_and_configuration_tell_what_the_loaded_pipeline_does(
     from_configuration = plan(bare, dtype=dtype)
     assert set(from_configuration.sources.values()) == {"configuration"}
     assert figures(from_configuration) == wanted
+
+
+@pytest.mark.parametrize("name", ["model level", "exclusive VAE", "mapped"])
+def test_a_diffusers_pipeline_moves_what_was_planned(folder: Path, sim: Any, name: str) -> None:
+    """I8: each policy is planned from where a run starts, not from where the one before it ended."""
+    option = by_name(plan(folder), name)
+    with Omni(str(folder), enable_cpu_offload=True, device=sim.device, **option.arguments) as omni:
+        omni.generate("seven", seed=0, height=16, width=16, num_inference_steps=1)
+        report = omni.report()
+    loads, link = sum(row.loads for row in report.rows), sum(row.bytes_in for row in report.rows)
+    assert (report.peak_bytes, loads, link) == (option.device_peak, option.loads, option.link_bytes)
 
 
 def test_planning_reads_no_weight(folder: Path) -> None:
@@ -176,6 +195,22 @@ def test_the_command_prints_the_components_the_policies_and_what_to_take() -> No
         "an estimate",
     ):
         assert wanted in ran.output
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("nowhere",), "MODEL"),
+        (("demo", "--device-memory", "24XB"), "--device-memory"),
+        (("demo", "--link", "25"), "--link"),
+        (("demo", "--dtype", "int8"), "--dtype"),
+    ],
+)
+def test_wrong_input_is_one_line_that_names_the_option(words: tuple[str, ...], named: str) -> None:
+    ran = CliRunner().invoke(app, ["plan", *words])
+    assert ran.exit_code == 2
+    assert ran.stderr.startswith(f"omni-components: Invalid value for {named}: ")
+    assert ran.stderr.count("\n") == 1
 
 
 def test_the_commands_json_is_the_plan() -> None:

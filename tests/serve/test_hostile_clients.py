@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,9 @@ def everything(line: socket.socket) -> bytes:
 def answer_to(up: Running, sent: bytes) -> tuple[int, dict[str, Any]]:
     """Status and body of the one answer to these bytes; the server hangs up by itself."""
     with line_to(up.url) as line:
-        line.sendall(sent)
-        line.shutdown(socket.SHUT_WR)
+        with suppress(OSError):  # it may have answered, and hung up, before it has all of it
+            line.sendall(sent)
+            line.shutdown(socket.SHUT_WR)
         head, _, body = everything(line).partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)
 

@@ -32,7 +32,7 @@ def client(service: Running) -> Iterator[openai.OpenAI]:
 
 
 def test_the_program_makes_a_picture_for_openais_client() -> None:
-    with program() as up, client_of(up.url) as client:
+    with program("--omni") as up, client_of(up.url) as client:  # as in commands for vLLM-Omni
         model = client.models.list().data[0].id
         answer = client.images.generate(
             model=model,

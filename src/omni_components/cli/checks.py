@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
 
-from ..errors import PolicyError
+from ..errors import ModelError, PolicyError
 
 if TYPE_CHECKING:
     import torch
@@ -49,3 +51,19 @@ def checked_device(device: str | None) -> torch.device:
     except PolicyError as error:
         text = f"{error.value} is not possible here; choose {error.choices}."
         raise typer.BadParameter(text, param_hint="--device") from error
+
+
+@contextmanager
+def wrong_input() -> Iterator[None]:
+    """A model that is not there, and a value that cannot be, as errors that name the option.
+
+    Raises:
+        typer.BadParameter: In place of the library's error.
+    """
+    try:
+        yield
+    except ModelError as error:
+        raise typer.BadParameter(str(error), param_hint="MODEL") from error
+    except PolicyError as error:
+        text = f"{error.value} is not possible; choose {error.choices}."
+        raise typer.BadParameter(text, param_hint=f"--{error.field.replace('_', '-')}") from error

@@ -62,7 +62,9 @@ def refuse_what_it_does_not_make(omni: Omni, out: Path, frames: int | None) -> N
     if wanted == "sound" and not sound:
         raise _wrong(omni, "no sound", ".gif" if video else ".png")
     if wanted == "video" and not video:
-        raise _wrong(omni, "no video", ".png")
+        raise _wrong(omni, "no video", ".wav" if sound else ".png")
+    if wanted == "a picture" and sound and not video:
+        raise _wrong(omni, "sound", ".wav")
     if wanted == "a picture" and video and frames != 1:
         raise _wrong(omni, "video", ".gif, or pass --frames 1")
 

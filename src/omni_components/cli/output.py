@@ -79,9 +79,17 @@ def loading_bar(title: str) -> Iterator[Callable[[int, int], None]]:
         DownloadColumn(binary_units=True),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(title, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    progress = Progress(*columns, console=console, disable=not console.is_terminal)
+    task = progress.add_task(title, total=None)
+
+    def told(done: int, total: int) -> None:
+        progress.start()  # not before: what is fetched first has the hub's own bars
+        progress.update(task, completed=done, total=total)
+
+    try:
+        yield told
+    finally:
+        progress.stop()
 
 
 def show_report(report: ResidencyReport) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from .checks import wrong_input
 from .options import Dtype, LocalFilesOnly, Model
 
 
@@ -38,7 +39,7 @@ def plan(
 
     Example: omni-components plan Wan-AI/Wan2.2-T2V-A14B-Diffusers --dtype bfloat16 --device-memory 48GiB
     """
-    with _no_collection():
+    with _no_collection(), wrong_input():
         # Imported here: --help need not wait for torch.
         from ..omni import as_dtype
         from ..planning.model import plan as planned

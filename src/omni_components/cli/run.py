@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import typer
 
 from ..errors import ModelError, PolicyError
 from ..report.files import written_whole
-from .checks import check_seed, check_steps, checked_device
+from .checks import check_seed, check_steps, checked_device, wrong_input
 from .interrupts import Interrupts
 from .media import Format, format_of, refuse_what_it_does_not_make
 from .options import Device, Dtype, LocalFilesOnly, Model
@@ -215,21 +216,15 @@ def _generated(asked: _Request, out: Path, interrupts: Interrupts) -> tuple[Omni
 def _loaded(asked: _Request) -> Iterator[Omni]:
     from ..omni import Omni  # imported here: --help need not wait for it
 
-    with loading_bar(f"loading {asked.model}") as on_bytes, _told(asked.model):
-        try:
-            omni = Omni(
-                asked.model,
-                enable_cpu_offload=asked.offload,
-                device=asked.device,
-                dtype=asked.dtype,
-                local_files_only=asked.local,
-                on_bytes=on_bytes,
-            )
-        except ModelError as error:
-            raise typer.BadParameter(str(error), param_hint="MODEL") from error
-        except PolicyError as error:
-            text = f"{error.value} is not possible; choose {error.choices}."
-            raise typer.BadParameter(text, param_hint=f"--{error.field.replace('_', '-')}") from error
+    with loading_bar(f"loading {asked.model}") as on_bytes, _told(asked.model), wrong_input():
+        omni = Omni(
+            asked.model,
+            enable_cpu_offload=asked.offload,
+            device=asked.device,
+            dtype=asked.dtype,
+            local_files_only=asked.local,
+            on_bytes=on_bytes,
+        )
     with omni:
         if hasattr(omni.pipeline, "set_progress_bar_config"):
             omni.pipeline.set_progress_bar_config(disable=True)  # ours shows the steps
@@ -251,6 +246,9 @@ def _told(model: str) -> Iterator[None]:
         raise
     except ValueError as error:  # how diffusers' pipelines, and the demo, refuse arguments
         raise typer.BadParameter(str(error)) from error
+    except TypeError as error:  # how they ask for one that is missing, such as an image to start from
+        cause = str(error).rstrip(".")
+        raise typer.BadParameter(f"{cause}. What run has no option for, Omni takes in Python.") from error
 
 
 @contextmanager
@@ -262,12 +260,17 @@ def _quiet(model: str) -> Iterator[None]:
         if model != DEMO:
             import diffusers
             import transformers
+            from huggingface_hub import utils
 
+            hub: Any = utils
+            fetching = sys.stderr.isatty() and not hub.are_progress_bars_disabled()
             for library in (diffusers.utils.logging, transformers.utils.logging):
                 undo.callback(library.set_verbosity, library.get_verbosity())
                 library.set_verbosity(library.CRITICAL)
                 undo.callback(library.enable_progress_bar)
                 library.disable_progress_bar()
+            if fetching:
+                hub.enable_progress_bars()  # transformers has switched off the hub's too, and a download may take hours
         yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from ..attach.inventory import divide, record
@@ -176,8 +177,9 @@ class _Dry:
         """Those that take turns, in the order in which a request uses them."""
         return sorted((one for one in self.components if not one.resident), key=lambda one: _STAGE[one.role])
 
+    @cached_property  # a second one would find on the device what the first left there
     def request(self) -> tuple[int, int, int]:
-        """One request: the peak, the loads, and the link bytes."""
+        """The first request: the peak, the loads, and the link bytes."""
         for one in self.components:
             if one.resident:
                 self._ledger.load(one.name)
@@ -253,7 +255,7 @@ def _has_vae(dry: _Dry) -> bool:
 def _swapping(
     name: str, arguments: Mapping[str, Any], dry: _Dry, room: Room, *, mapped: bool = False
 ) -> Option:
-    peak, loads, link = dry.request()
+    peak, loads, link = dry.request
     if mapped:  # in the files' pages, which the system may take back; two slabs carry them
         largest = max((one.bytes for one in dry.components), default=0)
         pinned = host = 2 * pages(min(STAGING_BYTES, largest))
