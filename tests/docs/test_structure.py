@@ -29,7 +29,7 @@ components/roster components/area components/patterns
 components/recipe components/omni_models components/discovery components/recipes
 residency/events residency/scope residency/threads residency/graph residency/book residency/turns residency/checks
 residency/order residency/switch residency/gate residency/nesting residency/ledger
-transfer/device transfer/hostmemory transfer/masters transfer/arena transfer/cargo
+transfer/device transfer/hostmemory transfer/masters transfer/home transfer/arena transfer/cargo
 transfer/ahead transfer/inspection transfer/staging transfer/mover
 loading/classes loading/files loading/deferred loading/checkpoint loading/keys loading/build loading/fill loading/load
 report

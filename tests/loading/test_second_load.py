@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from omni_components import ResidencyWarning, load_components, offload
-from omni_components.transfer import cargo as cargo_module
+from omni_components.transfer import home as home_module
 from tests.diffusers import tiny
 
 pytestmark = pytest.mark.skipif(
@@ -97,7 +97,7 @@ def test_no_host_memory_for_the_slabs(folder, sim, monkeypatch):
     pipe = tiny.quiet(load_components(folder))
     with offload(pipe, sim.device) as handle:
         first = run(pipe)
-        monkeypatch.setattr(cargo_module, "repack", none)
+        monkeypatch.setattr(home_module, "repack", none)
         with pytest.warns(ResidencyWarning, match="stay in their files' pages.*no slab of this size"):
             second = run(pipe)
         third = run(pipe)  # warnings are errors: it is not said again
@@ -114,7 +114,7 @@ def test_an_interrupt_between_two_steps(folder, sim, monkeypatch, after):
     with offload(pipe, sim.device) as handle:
         first = run(pipe)
         left = after
-        rehome = cargo_module.Group.rehome
+        rehome = home_module.Group.rehome
 
         def interrupted(group, source):
             nonlocal left
@@ -123,7 +123,7 @@ def test_an_interrupt_between_two_steps(folder, sim, monkeypatch, after):
                 raise KeyboardInterrupt
             rehome(group, source)
 
-        monkeypatch.setattr(cargo_module.Group, "rehome", interrupted)
+        monkeypatch.setattr(home_module.Group, "rehome", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(pipe)
         handle.ledger.audit()

@@ -70,12 +70,12 @@ class FaultyArenaMover(ArenaMover):
         raise fault.make(name)
 
     def _break_load(self, cargo: Cargo, fault: Fault) -> None:
-        copies = sum(1 for group in cargo.groups if not group.packed and group.nbytes) + len(cargo.slabs)
+        copies = sum(1 for group in cargo.groups if not group.packed and group.nbytes) + len(cargo.home.slabs)
         error = KeyboardInterrupt if fault.error is KeyboardInterrupt else None
         if self._count % 2 or not copies:
             cargo.bind_device = half(cargo, "bind_device", fault)  # type: ignore[method-assign]
         else:
-            self.sim.fail(copy=self._count % max(1, copies - len(cargo.slabs)), error=error)
+            self.sim.fail(copy=self._count % max(1, copies - len(cargo.home.slabs)), error=error)
 
     def _break_evict(self, cargo: Cargo, fault: Fault) -> None:
         """After what was written is home, before anything is bound."""

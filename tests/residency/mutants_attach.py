@@ -24,6 +24,7 @@ from omni_components.residency.events import Cause
 from omni_components.residency.ledger import ResidencyLedger
 from omni_components.residency.scope import OffloadScope
 from omni_components.residency.switch import Switch
+from omni_components.transfer import home
 from omni_components.transfer.cargo import Cargo
 from omni_components.transfer.masters import PinBudget, Slab
 from omni_components.transfer.mover import ArenaMover
@@ -257,15 +258,15 @@ def pins_beyond_its_limit(patch: pytest.MonkeyPatch) -> None:
 @fault(MEMORY, "I8", "tests/testing/test_stress_cycles.py")
 def once_wrapped_a_storage_each_time_it_was_enabled(patch: pytest.MonkeyPatch) -> None:
     """Found by two thousand cycles: two tensors more for each resident weight, each time."""
-    master_of = Cargo._master_of
+    own_memory = home.own_memory
 
-    def wrap(self: Cargo, group: Any) -> int:
+    def wrap(group: Any) -> int:
         if group.source.device.type != "cpu":
-            return master_of(self, group)
+            return own_memory(group)
         group.rehome(own_storage(group.source))
         return 0
 
-    patch.setattr(Cargo, "_master_of", wrap)
+    patch.setattr(home, "own_memory", wrap)
 
 
 @fault(MEMORY, "traffic", CASES + "test_traffic.py::test_c01_padding_does_not_travel_whatever_the_sizes")

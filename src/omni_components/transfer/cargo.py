@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -23,11 +22,10 @@ from ..components.tensors import (
     own_storage,
     refuse_unmovable,
 )
-from ..components.unread import read
 from ..components.wrappers import Composite, compose, leaves
-from ..errors import ResidencyWarning
+from .home import Home, own_memory, stay_apart
 from .hostmemory import FileMappings
-from .masters import PinBudget, Slab, adjoining, align, anonymous, lay_out, pack, repack
+from .masters import PinBudget, lay_out
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -43,8 +41,7 @@ class Cargo:
     Attributes:
         groups: Its bytes, in the order of the layout.
         composites: The wrappers around some of its tensors; bound after them.
-        slabs: The masters of the packed groups.
-        mapped: The groups whose masters are pages of files.
+        home: Its masters.
         seasoned: It has been on the device before.
         size: Bytes of the layout.
         present: It is on the device. Written last, so that it is true after any failure.
@@ -57,8 +54,7 @@ class Cargo:
         self.area = area
         self.groups: list[Group] = []
         self.composites: list[Composite] = []
-        self.slabs: list[Slab] = []
-        self.mapped: list[Group] = []
+        self.home = Home()
         self.seasoned = False
         self.size = 0
         self.present = False
@@ -68,12 +64,9 @@ class Cargo:
         self._at_home = False
         self._unsure = False  # an adoption was interrupted: look again
         self._told = 0  # the size that the ledger knows
-        self._unread = True  # until somebody has looked
-        self._pins: PinBudget | None = None  # what is mapped goes into slabs of this at the second load
         self._started_on: list[tuple[Group, torch.device]] = []
         self._place: torch.Tensor | None = None  # the block in which every group is settled
         self._sides: dict[bool, Side] = {}  # by presence; made once a side will come back as it is
-        self._copies: list[tuple[int, torch.Tensor, bool]] | None = None
         self._norms: list[torch.nn.Module] | None = None
         self._computed: list[Computed | Cached] | None = None
         area.note()
@@ -117,23 +110,10 @@ class Cargo:
             for_now: They stay there until :meth:`pin_pages`.
         """
         if budget is not None:
-            self.mapped = [
-                one for one in self.groups if mappings is not None and one.source.data_ptr() in mappings
-            ]
-            stays = {id(one) for one in self.mapped}
-            packed = pack([one for one in self.groups if id(one) not in stays], budget, self.slabs)
-            for group in self.mapped:
-                self._master_of(group)
-                group.bind_host()
-                group.leave()
-            self.size = self._told = lay_out(self.mapped, packed)
-            self._pins = budget if for_now and self.mapped else None
+            size = self.home.take_in(self.groups, budget, mappings, for_now=for_now)
         else:
-            for group in self.groups:
-                self._master_of(group)
-                group.bind_host()
-                group.leave()
-            self.size = self._told = lay_out(self.groups)
+            size = stay_apart(self.groups)
+        self.size = self._told = size
         self._regrouped()
         for composite in self.composites:
             composite.bind_host()
@@ -141,44 +121,23 @@ class Cargo:
         self._let_go_of_computed()
 
     def read(self) -> None:
-        """Read what a loader has left in files, into the slabs that are laid out for it; then these are pinned."""
-        if not self._unread:
-            return
-        self._copies = None  # first: what is pinned from here on would pass for pageable
-        read(slot.tensor for slot in self.area.slots())  # those that do not travel, too
-        for slab in self.slabs:
-            pins, slab.pins = slab.pins, None
-            if pins is not None:
-                pins.pin(slab)
-        self._unread = False  # last: an interrupted one is done again
+        """Read what a loader has left in files; those that do not travel, too."""
+        self.home.read(slot.tensor for slot in self.area.slots())
 
     @property
     def awaited(self) -> bool:
         """Its next load will pin what is not pinned yet: what is still to be read, or came once from its file."""
-        return any(slab.pins is not None for slab in self.slabs) or (self.seasoned and self._pins is not None)
+        return self.home.unread or (self.seasoned and self.home.unpinned_for_now)
 
     def pin_pages(self) -> None:
-        """What was left in its file's pages for now goes into slabs, in the places that it has.
+        """Move what was left in its file's pages for now into slabs.
 
         A component that comes a second time will come again: only then is it worth the memory and the time.
-        Where the memory is missing, or may not be pinned, it stays mapped.
         """
-        if self._pins is None:
-            return
-        living = set(map(id, self.groups))
-        waiting = [one for one in self.mapped if id(one) in living and not one.packed]
-        try:
-            for batch in adjoining(waiting):
-                if self._pins.lasts(sum(align(one.nbytes) for one in batch)):
-                    repack(batch, self._pins, self.slabs)
-        except (MemoryError, OSError) as error:
-            text = (
-                f"the weights of {self.name!r} stay in their files' pages: no host memory for them ({error})."
-            )
-            warnings.warn(text, ResidencyWarning, stacklevel=2)
-        self._regrouped()
-        self.mapped = [one for one in waiting if not one.packed]
-        self._pins = None  # last: an interrupted one is done again
+        if self.home.unpinned_for_now:
+            self.home.pin_pages(self.groups, self.name)
+            self._regrouped()
+            self.home.settled()  # last: an interrupted one is done again
 
     def new_size(self) -> int | None:
         """The size if it has changed since it was last asked for, by this switch or by one that failed."""
@@ -289,26 +248,21 @@ class Cargo:
         """Members come or go: what was worked out for those of now holds no more."""
         self._moved()
         self._sides.clear()
-        self._copies = self._norms = self._computed = None
+        self.home.regrouped()
+        self._norms = self._computed = None
 
     # --- copies -------------------------------------------------------------------------------------------
 
     def copies(self, block: torch.Tensor, *, pinned: bool | None = None) -> Iterator[Pair]:
         """``(to, from)`` pairs that fill the device bytes; only those from pinned masters, or only the others."""
-        for offset, source, fast in self._runs():
+        for offset, source, fast in self.home.runs(self.groups):
             if pinned is None or pinned is fast:
                 yield block[offset : offset + source.numel()], source
 
-    def _runs(self) -> list[tuple[int, torch.Tensor, bool]]:
-        if self._copies is None:
-            runs = [(*one, slab.pinned) for slab in self.slabs for one in slab.copies()]
-            runs += [(one.offset, one.source, False) for one in self.groups if not one.packed and one.nbytes]
-            self._copies = runs  # at once: half of it would be taken for all of it after an interrupt
-        return self._copies
-
     def payload(self, *, pinned: bool | None = None) -> int:
         """Bytes of those copies."""
-        return sum(source.numel() for _, source, fast in self._runs() if pinned is None or pinned is fast)
+        runs = self.home.runs(self.groups)
+        return sum(source.numel() for _, source, fast in runs if pinned is None or pinned is fast)
 
     def written(self) -> list[Group]:
         """Groups that someone wrote to on the device."""
@@ -392,30 +346,18 @@ class Cargo:
         runs = list(overlapping(extents(strays)))
         fresh = [make_group(run, crosses=self._crosses, partners=partners) for run in runs]
         wrappers = compose(runs, fresh)
-        copied = sum(self._master_of(group) for group in fresh)
-        self._unsure = self._unread = True  # first: an interrupt may come between any two steps
+        copied = sum(own_memory(group) for group in fresh)
+        self._unsure = True  # first: an interrupt may come between any two steps
+        self.home.adopted()
         self._regrouped()
         self.area.note()
         partners.clear()  # here, too: nobody but its user holds what was taken out
         self._keep_only(kept, {id(member.device) for group in fresh for member in group.members})
         self.groups += fresh
         self.composites += wrappers
-        self._lay_out_anew()
+        self.size = self.home.lay_out(self.groups)
         self._unsure = False
         return sum(1 for group in fresh for one in group.members if one.slots) + len(wrappers), copied
-
-    def _lay_out_anew(self) -> None:
-        """Slabs that still hold something first, then whatever travels by itself."""
-        living = {id(group) for group in self.groups}
-        end = 0
-        for slab in self.slabs:
-            slab.groups = [group for group in slab.groups if id(group) in living]
-            if slab.groups:
-                end = slab.move(end)
-            else:
-                slab.unpin()
-        self.slabs = [slab for slab in self.slabs if slab.groups]
-        self.size = lay_out((group for group in self.groups if not group.packed), end)
 
     def _sorted_slots(self) -> tuple[dict[int, list[Slot]], list[Slot]]:
         """Slots by the member whose bound object they hold (by ``id``), and those that hold something else."""
@@ -439,16 +381,6 @@ class Cargo:
     def _partners(self) -> dict[int, torch.Tensor]:
         pairs = [(one.host, one.device) for one in self.members() if one.device is not None]
         return {id(mine): other for host, device in pairs for mine, other in ((host, device), (device, host))}
-
-    def _master_of(self, group: Group) -> int:
-        """Host memory of its own for a group; returns the bytes copied from the device."""
-        if group.source.device.type == "cpu":
-            # One of its own stays: around it, each time that it is enabled, there would be one more.
-            alone = group.source.untyped_storage().nbytes() == group.nbytes
-            group.rehome(group.source if alone else own_storage(group.source))
-            return 0
-        group.rehome(anonymous(group.nbytes).copy_(group.source))
-        return group.nbytes
 
     def _keep_only(self, kept: dict[int, list[Slot]], taken_over: set[int]) -> None:
         """Drop what is in no slot any more; the device objects of those taken over have a new member already."""

@@ -17,11 +17,11 @@ from .masters import Slab
 
 def facts(cargoes: Collection[Cargo], arena: Arena, staging: Collection[Slab] = ()) -> MoverFacts:
     """Memory that the masters and the arena hold."""
-    slabs = [slab for cargo in cargoes for slab in cargo.slabs]
-    apart = [group for cargo in cargoes if not cargo.slabs for group in cargo.groups]
+    slabs = [slab for cargo in cargoes for slab in cargo.home.slabs]
+    apart = [group for cargo in cargoes if not cargo.home.slabs for group in cargo.groups]
     mapped = sum(group.nbytes for group in apart) if arena.device.type == "cpu" else 0
     pageable = sum(slab.tensor.numel() for slab in slabs if not slab.pinned and slab.pins is None)
-    stays = [one for cargo in cargoes for one in cargo.mapped if one in cargo.groups]
+    stays = [one for cargo in cargoes for one in cargo.home.mapped if one in cargo.groups]
     pageable += 0 if mapped else sum(group.nbytes for group in apart if group not in stays)
     mapped += sum(group.nbytes for group in stays)
     mapped += sum(slab.tensor.numel() for slab in slabs if slab.pins is not None)  # not read yet
@@ -76,7 +76,7 @@ def what_hinders_prefetch(cargoes: Mapping[str, Cargo], arena: Arena, backend: B
     pageable = [
         name
         for name, one in cargoes.items()
-        if one.slabs and not one.awaited and not one.payload(pinned=True)
+        if one.home.slabs and not one.awaited and not one.payload(pinned=True)
     ]
     found = [
         f"prefetch: the master of {name!r} is not pinned, so that it is not copied ahead" for name in pageable

@@ -61,7 +61,7 @@ class ArenaMover:
         with moving():
             cargo.leave(stable=False)
             cargo.restore_computed()
-        for slab in cargo.slabs:
+        for slab in cargo.home.slabs:
             slab.unpin()
         self._cargo.pop(name, None)  # last: an interrupted one is done again
 
@@ -244,7 +244,7 @@ class ArenaMover:
 
     def _pin_pages(self, cargo: Cargo) -> None:
         cargo.pin_pages()
-        if self.staging is not None and not any(one.mapped for one in self._cargo.values()):
+        if self.staging is not None and not any(one.home.mapped for one in self._cargo.values()):
             self.staging.close()  # nothing passes through it any more
 
     @contextmanager
@@ -310,7 +310,7 @@ class ArenaMover:
                 for target, source in pairs:
                     target.copy_(source, non_blocking=True)
         arrived = self.backend.done()
-        for slab in cargo.slabs:
+        for slab in cargo.home.slabs:
             slab.reader = arrived
         self._users = []
         return arrived
