@@ -81,7 +81,7 @@ def test_packages_and_tools_that_are_missing_are_named_with_what_they_are_for(mo
     assert "no-such-compiler" in found.simulator_problem
     named = {one.what: one for one in found.missing}
     assert named["torch"].advice == "pip install torch"
-    assert "imageio" in named["an MP4 encoder"].advice
+    assert "omni-components[video]" in named["an MP4 encoder"].advice
     assert "no-such-compiler" in named["the simulated accelerator"].advice
     assert "torch not installed" in as_text(found)
 

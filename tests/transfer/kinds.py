@@ -262,10 +262,14 @@ def masters_of(handle: Offload, names: Collection[str], adopted: Collection[str]
         pages = FileMappings()
         travel = [group.source.data_ptr() in pages for one in cargoes for group in one.groups]
         return "in_place" if not travel else "mapped" if all(travel) else "mixed"
-    slabs = [slab for one in cargoes for slab in one.home.slabs if slab.tensor.numel()]  # others: of empty tensors
+    slabs = [
+        slab for one in cargoes for slab in one.home.slabs if slab.tensor.numel()
+    ]  # others: of empty tensors
     if not slabs and all(one.home.mapped for one in cargoes):
         return "mapped" if isinstance(mover.staging, Staging) else "mixed"
-    if any(one.home.mapped for one in cargoes) or any(not group.packed for one in cargoes for group in one.groups):
+    if any(one.home.mapped for one in cargoes) or any(
+        not group.packed for one in cargoes for group in one.groups
+    ):
         return "mixed"
     return _slabs(slabs, handle, set(names) <= set(adopted))
 

@@ -257,7 +257,7 @@ def _missing(
             Missing(what="the simulated accelerator", good_for="tests without a GPU", advice=simulator)
         )
     if not writes_mp4():
-        advice = "pip install imageio imageio-ffmpeg"
+        advice = "pip install 'omni-components[video]'"
         absent.append(Missing(what="an MP4 encoder", good_for="run --out FILE.mp4", advice=advice))
     return absent
 

@@ -39,7 +39,7 @@ def format_of(out: Path) -> Format:
         text = f"'{out}' tells no format; choose a name that ends in {', '.join(FORMATS)}."
         raise typer.BadParameter(text, param_hint="--out")
     if out.suffix.lower() == ".mp4" and not writes_mp4():
-        text = "an .mp4 file needs an encoder: pip install imageio imageio-ffmpeg, or choose a .gif file."
+        text = "an .mp4 file needs an encoder: pip install 'omni-components[video]', or choose a .gif file."
         raise typer.BadParameter(text, param_hint="--out")
     return found
 
