@@ -2,9 +2,10 @@
 
     python benchmarks/plan_vs_run.py --json FILE [--quick]
 
-Two models: the demo, and a pipeline of random weights (1 GiB; 4 MiB with ``--quick``). Every policy is planned and
-then run: each component that takes turns is used once, in the order of a request. Weights only: a run that computes
-needs activations besides, and torch's allocators round each block up (the simulated one to 512 bytes, as CUDA's).
+Two models, both in memory: the demo, and a pipeline of random weights (1 GiB; 4 MiB with ``--quick``). Every policy
+that swaps them is planned and then run (``mapped`` is for weights in files): each component that takes turns is used
+once, in the order of a request. Weights only: a run that computes needs activations besides, and torch's allocators
+round each block up (the simulated one to 512 bytes, as CUDA's).
 ``reported`` is what ``omni-components report TRACE --plan PLAN.json`` makes of the same run.
 
 Without ``--quick`` it also plans for the models at full size, as ``benchmarks/full_size.py`` does: seconds and memory.

@@ -27,8 +27,8 @@ class OffloadPolicy:
             master is pageable, said once.
         pinned_limit: Most bytes to pin; ``None`` takes what the machine and its container allow.
         masters: ``"pinned"`` copies weights that are mapped from files into pinned slabs; ``"mapped"`` leaves them
-            in their files, and each load passes through two pinned staging slabs; ``"auto"`` does the first where
-            they fit into what may be pinned.
+            in their files, and each load passes through two pinned staging slabs; ``"auto"`` does the second at a
+            component's first load and the first before its second, where all fit into what may be pinned.
         nesting: A rival scope inside an open one: ``"switch"`` moves the outer component out and back,
             ``"error"`` refuses.
         exclusive_encoders: Encoders exclude each other too.

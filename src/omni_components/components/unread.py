@@ -104,14 +104,13 @@ class Source:
                 self._waiting.pop()
 
 
-def read(tensors: Iterable[Any]) -> bool:
-    """Read those among them that are unread; returns whether there were any."""
+def read(tensors: Iterable[Any]) -> None:
+    """Read those among them that are unread."""
     # Between the two questions another thread may read it, and take the source away.
     found = [vars(one).get("source") for one in tensors if type(one) is Unread]
     sources = {id(source): source for source in found if source is not None}
     for source in sources.values():
         source.read()
-    return bool(found)
 
 
 def _name(func: Any) -> str:

@@ -129,15 +129,17 @@ class Cargo:
         """Its next load will pin what is not pinned yet: what is still to be read, or came once from its file."""
         return self.home.unread or (self.seasoned and self.home.unpinned_for_now)
 
-    def pin_pages(self) -> None:
-        """Move what was left in its file's pages for now into slabs.
+    def pin_pages(self) -> bool:
+        """Move what was left in its file's pages for now into slabs; returns whether there was any.
 
         A component that comes a second time will come again: only then is it worth the memory and the time.
         """
-        if self.home.unpinned_for_now:
-            self.home.pin_pages(self.groups, self.name)
-            self._regrouped()
-            self.home.settled()  # last: an interrupted one is done again
+        if not self.home.unpinned_for_now:
+            return False
+        self.home.pin_pages(self.groups, self.name)
+        self._regrouped()
+        self.home.settled()  # last: an interrupted one is done again
+        return True
 
     def new_size(self) -> int | None:
         """The size if it has changed since it was last asked for, by this switch or by one that failed."""

@@ -58,9 +58,9 @@ class Home:
         self._runs = None  # first: what is pinned from here on would pass for pageable
         read(tensors)
         for slab in self.slabs:
-            pins, slab.pins = slab.pins, None
-            if pins is not None:
-                pins.pin(slab)
+            if slab.pins is not None and not slab.pinned:
+                slab.pins.pin(slab)
+            slab.pins = None
         self._unread = False  # last: an interrupted one is done again
 
     @property

@@ -243,8 +243,8 @@ class ArenaMover:
     # --- loading ------------------------------------------------------------------------------------------
 
     def _pin_pages(self, cargo: Cargo) -> None:
-        cargo.pin_pages()
-        if self.staging is not None and not any(one.home.mapped for one in self._cargo.values()):
+        pinned = cargo.pin_pages()
+        if pinned and self.staging is not None and not any(one.home.mapped for one in self._cargo.values()):
             self.staging.close()  # nothing passes through it any more
 
     @contextmanager
