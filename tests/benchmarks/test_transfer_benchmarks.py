@@ -147,10 +147,26 @@ def test_a_first_phase_that_waits_for_the_weights_of_the_second(cold: dict[str, 
     """The transformer's are in their file still, and took no memory; diffusers has converted them."""
     ours, theirs = cold["cases"]["float32"]["ours"], cold["cases"]["float32"]["diffusers"]
     assert cold["equal"] is True
+    for one in (ours, theirs):
+        assert set(cold["time_ratio"]) == set(one["seconds"]) == set(one["time_ratio"])
+        assert all(0 < one["seconds_to_enabled"][place] < one["seconds"][place] for place in one["seconds"])
     assert ours["unread"] > 0.6 * ours["weights"]
     assert theirs["unread"] == 0
     assert ours["peak_enabling"] < 0.3 * ours["weights"]
     assert theirs["peak_enabling"] > 0.9 * theirs["weights"]
+
+
+def test_a_first_phase_that_is_slow_and_passes() -> None:
+    ratios = {"float32": 0.5, "bfloat16": 0.5}
+    good = {"time_ratio": {"disk": ratios, "page cache": {**ratios, "bfloat16": 1.2}}}
+    good |= {"memory_ratio": 1.0, "equal": True}
+    assert all(cold_start.bounds(good).values())
+    slow = {**good, "time_ratio": {"disk": {**ratios, "bfloat16": 0.61}, "page cache": ratios}}
+    assert [name for name, held in cold_start.bounds(slow).items() if not held] == [
+        "time_ratio from disk bfloat16"
+    ]
+    unknown = {**good, "time_ratio": {"page cache": ratios}}
+    assert [name for name, held in cold_start.bounds(unknown).items() if not held] == ["files dropped"]
 
 
 # --- as commands -----------------------------------------------------------------------------------------

@@ -118,10 +118,9 @@ class WeightsFile:
         self.entries = self._entries(header, start)
 
     def pages(self) -> torch.Tensor:
-        """The whole file, mapped: private to this process, so that a write never reaches the file."""
+        """The whole file, mapped."""
         if self._pages is None:
-            storage = torch.UntypedStorage.from_file(str(self.path), shared=False, nbytes=self.size)
-            self._pages = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
+            self._pages = map_file(self.path, self.size)
         return self._pages
 
     def read(self, name: str, begin: int, target: torch.Tensor, told: Progress) -> None:
@@ -202,6 +201,12 @@ class WeightsFile:
 
     def _broken(self, problem: str, tensor: str | None = None, advice: str = _WHOLE) -> WeightsError:
         return WeightsError(self.component, os.fspath(self.path), tensor, problem, advice)
+
+
+def map_file(path: Path, nbytes: int) -> torch.Tensor:
+    """A file's pages as uint8, private: what is written to them never reaches the file."""
+    storage = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=nbytes)
+    return torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
 
 
 def _is_count(value: object) -> bool:

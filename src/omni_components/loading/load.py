@@ -21,6 +21,7 @@ from .classes import INDEX, class_of, is_diffusers_model, meant, single_class, t
 from .deferred import Deferred, NotDeferrable
 from .files import Entry
 from .fill import Awaited, awaited, fill, map_in, stranded
+from .readahead import ReadAhead, in_order, running_order
 
 Masters = Literal["auto", "pinned", "mapped"]
 OnBytes = Callable[[int, int], None]
@@ -116,14 +117,9 @@ class _Loader:
             if name not in passed and (found := class_of(value, self._folder / name)) is not None
         }
         self._refuse_unknown_variant(classes)
-        built = []
-        for name, model_class in classes.items():
-            one = self._built(name, model_class, self._folder / name)
-            if one is not None:
-                built.append(one)
-        self._read(built)
-        found = {one.name: one.model for one in built}
         kind = _pipeline_class(kind, declared)
+        places = {name: (model_class, self._folder / name) for name, model_class in classes.items()}
+        found = {one.name: one.model for one in self._loaded(places, running_order(kind))}
         return _assembled(kind, self._folder, self._dtype, self._variant, {**passed, **found})
 
     def single(self, kind: Any) -> Any:
@@ -139,13 +135,11 @@ class _Loader:
             raise ModelError(str(self._folder), problem, "Pass its class: load_components(Class, folder).")
         name = self._folder.resolve().name
         self._refuse_unknown_variant({name: model_class}, self._folder)
-        built = self._built(name, model_class, self._folder)
-        if built is None:
-            dtype = self._dtype_of(name)
-            asked = {} if dtype is None else {_dtype_argument(model_class): dtype}
-            return model_class.from_pretrained(str(self._folder), variant=self._variant, **asked)
-        self._read([built])
-        return built.model
+        for built in self._loaded({name: (model_class, self._folder)}, [name]):
+            return built.model
+        dtype = self._dtype_of(name)
+        asked = {} if dtype is None else {_dtype_argument(model_class): dtype}
+        return model_class.from_pretrained(str(self._folder), variant=self._variant, **asked)
 
     # --- checking -----------------------------------------------------------------------------------------
 
@@ -158,23 +152,37 @@ class _Loader:
             advice = "Leave variant= out, or pass one that was saved."
             raise WeightsError(next(iter(classes)), str(self._folder), None, problem, advice)
 
-    def _built(self, name: str, kind: Any, folder: Path) -> _Built | None:
-        """A model without its weights; ``None`` if its own loader has to do it, which is said."""
-        reason = _exotic(kind, folder)
-        if reason is None:
-            entries = find_weights(folder, weights_name(kind), self._variant, name)
-            try:
-                model = self._model(name, kind, folder, entries)
-            except NotDeferrable as error:
-                reason = str(error)
+    def _loaded(self, places: Mapping[str, tuple[Any, Path]], order: list[str]) -> list[_Built]:
+        """Models by class and folder, read or promised; those that only their own loaders can do are left out."""
+        entries = {}
+        for name, (kind, folder) in places.items():
+            reason = _exotic(kind, folder)
+            if reason is None:
+                entries[name] = find_weights(folder, weights_name(kind), self._variant, name)
             else:
-                left = stranded(model)
-                if not left:
-                    return _Built(name, model, awaited(model))
-                reason = f"{left[0]} is made from weights while it is built"
-        text = f"{name!r} is loaded by its own from_pretrained, which may need its weights twice: {reason}."
-        warnings.warn(text, ResidencyWarning, stacklevel=5)
-        return None
+                _warn_of_own_loader(name, reason)
+        ahead = ReadAhead(in_order(entries, order))
+        try:
+            built = [self._built(name, *places[name], found) for name, found in entries.items()]
+            done = [one for one in built if one is not None]
+            self._read(done)
+        except BaseException:
+            ahead.stop()
+            raise
+        return done
+
+    def _built(self, name: str, kind: Any, folder: Path, entries: dict[str, Entry]) -> _Built | None:
+        """A model without its weights; ``None`` if its own loader has to do it, which is said."""
+        try:
+            model = self._model(name, kind, folder, entries)
+        except NotDeferrable as error:
+            _warn_of_own_loader(name, str(error))
+            return None
+        left = stranded(model)
+        if left:
+            _warn_of_own_loader(name, f"{left[0]} is made from weights while it is built")
+            return None
+        return _Built(name, model, awaited(model))
 
     def _model(self, name: str, kind: Any, folder: Path, entries: dict[str, Entry]) -> nn.Module:
         build = diffusers_model if is_diffusers_model(kind) else transformers_model
@@ -257,6 +265,11 @@ def _exotic(kind: Any, folder: Path) -> str | None:
     if facts.get("auto_map"):
         return "its config asks for code of its own"
     return None
+
+
+def _warn_of_own_loader(name: str, reason: str) -> None:
+    text = f"{name!r} is loaded by its own from_pretrained, which may need its weights twice: {reason}."
+    warnings.warn(text, ResidencyWarning, stacklevel=6)
 
 
 def _dtype_argument(kind: Any) -> str:

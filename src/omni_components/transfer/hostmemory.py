@@ -1,4 +1,4 @@
-"""How much host memory there is to pin, and which memory belongs to a file."""
+"""How much host memory there is to pin, and the memory that belongs to files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 _V2 = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current")
 _V1 = ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes")
+_POPULATE_READ = 22  # MADV_POPULATE_READ of madvise(2), Linux 5.14
 _SHARE = 0.9  # pinned pages cannot be swapped out: leave the system some
 
 
@@ -46,6 +47,19 @@ def give_freed_back() -> None:
     """Let the C library give freed memory to the system; a large heap is kept otherwise (glibc; else nothing)."""
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def read_pages(address: int, nbytes: int) -> bool:
+    """Have the system read whole pages of a mapped file, while other threads run; returns whether it did.
+
+    Python's own ``mmap.madvise`` lets no other thread run meanwhile.
+    """
+    try:
+        madvise = ctypes.CDLL(None).madvise
+    except (AttributeError, OSError, TypeError):
+        return False
+    done: int = madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), _POPULATE_READ)
+    return done == 0
 
 
 def _number(path: Path) -> int | None:
