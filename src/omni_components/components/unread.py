@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -63,7 +64,7 @@ class Source:
     """Unread tensors that are read together."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[torch.Tensor, torch.Tensor, type[torch.Tensor], Fill]] = []
+        self._waiting: deque[tuple[torch.Tensor, torch.Tensor, type[torch.Tensor], Fill]] = deque()
         self._lock = threading.RLock()
 
     def promise(self, values: torch.Tensor, like: torch.Tensor, fill: Fill) -> torch.Tensor:
@@ -95,13 +96,13 @@ class Source:
             torch._C.DisableTorchFunctionSubclass(),
         ):
             while self._waiting:
-                tensor, values, kind, fill = self._waiting[-1]
+                tensor, values, kind, fill = self._waiting[0]
                 if type(tensor) is Unread:  # else an interrupt came after this, and it may be written to
                     fill(values)
                     tensor.__class__ = kind  # type: ignore[assignment]
                 for note in ("source", "_is_param"):
                     vars(tensor).pop(note, None)  # last: at no time is it neither an unread parameter nor one
-                self._waiting.pop()
+                self._waiting.popleft()
 
 
 def read(tensors: Iterable[Any]) -> None:

@@ -86,12 +86,11 @@ def fill(model: nn.Module, waiting: Iterable[Awaited], told: Progress, *, later:
         model: Holds the tensors.
         waiting: Which ones.
         told: The bytes as they are read, or promised.
-        later: Read a part when one of its tensors is first used; until then its slabs take no memory.
+        later: Read a slab when one of its tensors is first used; until then it takes no memory.
     """
     for group in _by_part(model, waiting):
-        source = Source()
         for batch in batches([one for one in group if one.nbytes]):
-            slab = ready_slab(lay_out(batch))
+            slab, source = ready_slab(lay_out(batch)), Source()
             for one in batch:
                 raw = own_storage(slab[one.offset : one.offset + one.nbytes])
                 values = raw.view(one.tensor.dtype).view(tuple(one.tensor.shape))

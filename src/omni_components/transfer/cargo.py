@@ -122,7 +122,8 @@ class Cargo:
 
     def read(self) -> None:
         """Read what a loader has left in files; those that do not travel, too."""
-        self.home.read(slot.tensor for slot in self.area.slots())
+        for _ in self.home.read(self._held()):
+            pass
 
     @property
     def awaited(self) -> bool:
@@ -238,8 +239,11 @@ class Cargo:
 
     def storages(self) -> set[int]:
         """The storages that its slots hold now, by address."""
-        held = [slot.tensor for slot in self.area.slots()]
-        return {leaf.untyped_storage()._cdata for one in held if one is not None for _, leaf in leaves(one)}
+        held = [one for one in self._held() if one is not None]
+        return {leaf.untyped_storage()._cdata for one in held for _, leaf in leaves(one)}
+
+    def _held(self) -> Iterator[torch.Tensor | None]:
+        return (slot.tensor for slot in self.area.slots())
 
     def _moved(self) -> None:
         """The device side is not, or no more, where it was."""
@@ -260,6 +264,11 @@ class Cargo:
         for offset, source, fast in self.home.runs(self.groups):
             if pinned is None or pinned is fast:
                 yield block[offset : offset + source.numel()], source
+
+    def copies_as_read(self, block: torch.Tensor) -> Iterator[Pair]:
+        """All of them; what a loader has left in files is read on the way."""
+        for offset, source, _ in self.home.runs_as_read(self.groups, self._held()):
+            yield block[offset : offset + source.numel()], source
 
     def payload(self, *, pinned: bool | None = None) -> int:
         """Bytes of those copies."""

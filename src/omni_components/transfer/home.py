@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -11,9 +11,7 @@ from ..components.tensors import Group, own_storage
 from ..components.unread import read
 from ..errors import ResidencyWarning
 from .hostmemory import FileMappings
-from .masters import PinBudget, Slab, adjoining, align, anonymous, lay_out, pack, repack
-
-Run = tuple[int, torch.Tensor, bool]
+from .masters import PinBudget, Run, Slab, adjoining, align, anonymous, lay_out, pack, repack
 
 
 class Home:
@@ -51,16 +49,22 @@ class Home:
 
     # --- before a load ------------------------------------------------------------------------------------
 
-    def read(self, tensors: Iterable[torch.Tensor | None]) -> None:
-        """Read what a loader has left in files, into the slabs that are laid out for it; then these are pinned."""
+    def read(self, tensors: Iterable[torch.Tensor | None]) -> Iterator[Slab]:
+        """Read what a loader has left in files, slab by slab, each of which is pinned and handed out then.
+
+        Args:
+            tensors: All of the component, those included that do not travel; read last, if no slab has them.
+        """
         if not self._unread:
             return
         self._runs = None  # first: what is pinned from here on would pass for pageable
-        read(tensors)
         for slab in self.slabs:
+            read(slot.tensor for group in slab.groups for one in group.members for slot in one.slots)
             if slab.pins is not None and not slab.pinned:
                 slab.pins.pin(slab)
             slab.pins = None
+            yield slab
+        read(tensors)
         self._unread = False  # last: an interrupted one is done again
 
     @property
@@ -123,10 +127,23 @@ class Home:
     def runs(self, groups: Iterable[Group]) -> list[Run]:
         """``(place in the layout, bytes, whether they are pinned)``: what carries all groups."""
         if self._runs is None:
-            runs = [(*one, slab.pinned) for slab in self.slabs for one in slab.copies()]
-            runs += [(one.offset, one.source, False) for one in groups if not one.packed and one.nbytes]
-            self._runs = runs  # at once: half of it would be taken for all of it after an interrupt
+            runs = [one for slab in self.slabs for one in slab.runs()]
+            self._runs = [*runs, *_apart(groups)]  # at once: half of it would be taken for all of it later
         return self._runs
+
+    def runs_as_read(self, groups: Iterable[Group], tensors: Iterable[torch.Tensor | None]) -> Iterator[Run]:
+        """The same; what is still to be read is read on the way, so that copies run meanwhile."""
+        if not self._unread:
+            yield from self.runs(groups)
+            return
+        for slab in self.read(tensors):
+            yield from slab.runs()
+        yield from _apart(groups)
+
+
+def _apart(groups: Iterable[Group]) -> list[Run]:
+    """What travels by itself."""
+    return [(one.offset, one.source, False) for one in groups if not one.packed and one.nbytes]
 
 
 def stay_apart(groups: Sequence[Group], start: int = 0) -> int:

@@ -32,6 +32,8 @@ _PAGEABLE = (
     "and its copies are slower. Free host memory, raise the container's or `ulimit -l` limit, or lower pinned_limit."
 )
 
+Run = tuple[int, torch.Tensor, bool]  # a place in the layout, bytes that go there, whether they are pinned
+
 
 def align(nbytes: int) -> int:
     """The next multiple of the alignment."""
@@ -81,6 +83,10 @@ class Slab:
         if rest and not one_by_one:
             low, high = rest[0].offset, rest[-1].offset + rest[-1].nbytes
             yield low, self.tensor[low - self.base : high - self.base]
+
+    def runs(self) -> Iterator[Run]:
+        """The same, and whether they are pinned."""
+        return ((*one, self.pinned) for one in self.copies())
 
     def move(self, base: int) -> int:
         """Take another place in the layout; returns its end."""

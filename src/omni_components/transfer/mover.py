@@ -93,7 +93,6 @@ class ArenaMover:
             if recopied:
                 self.drop(name)
             with self._undone_on_failure(cargo):
-                cargo.read()
                 if cargo.seasoned and name not in self._ahead:
                     self._pin_pages(cargo)
                 brought = self._bring_in(cargo)
@@ -267,13 +266,15 @@ class ArenaMover:
     def _bring_in(self, cargo: Cargo) -> int:
         """Put it into its device bytes, or go on where it was copied ahead; returns the bytes copied now."""
         ahead = self._ahead.get(cargo.name)
-        block = self._room(cargo) if ahead is None else ahead.block
-        rest = None if ahead is None else False  # those that are not pinned
-        brought = cargo.payload(pinned=rest)
-        if brought or ahead is None:
-            cargo.arrived = self._copy(cargo, cargo.copies(block, pinned=rest))
+        if ahead is None:
+            block, brought = self._room(cargo), cargo.payload()
+            cargo.arrived = self._copy(cargo, cargo.copies_as_read(block))
         else:
+            cargo.read()
+            block, brought = ahead.block, cargo.payload(pinned=False)
             cargo.arrived = ahead.arrived
+            if brought:
+                cargo.arrived = self._copy(cargo, cargo.copies(block, pinned=False))
         here = self.backend.touch()
         cargo.streams = [] if here is None else [here]
         if here is not None:

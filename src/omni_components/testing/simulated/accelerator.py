@@ -16,7 +16,7 @@ from omni_components.testing.simulated.records import AcceleratorStats, RaceRepo
 if TYPE_CHECKING:
     from types import TracebackType
 
-CopyOrder = Literal["lazy", "eager"] | Callable[[int], int]
+CopyOrder = Literal["lazy", "eager", "engine"] | Callable[[int], int]
 _UNLIMITED = -1
 _MOST_DEVICES = 4
 _NOT_OPEN = "this SimulatedAccelerator is not open: use it in a with block"
@@ -244,9 +244,10 @@ class SimulatedAccelerator:
 
     @property
     def copies(self) -> CopyOrder:
-        """When non-blocking copies run: ``"lazy"``, ``"eager"``, or a chooser.
+        """When non-blocking copies run: ``"lazy"``, ``"eager"``, ``"engine"``, or a chooser.
 
-        A lazy copy runs when somebody waits for it, an eager one when it is issued. A chooser is called
+        A lazy copy runs when somebody waits for it, an eager one when it is issued. ``"engine"`` runs them on
+        a thread of its own while the host goes on, as a GPU's copy engine does: to measure time. A chooser is called
         before each operation while copies wait on n streams, and answers which of them may run its next
         one: 1 to n, or 0 for none. With Hypothesis: ``lambda n: data.draw(st.integers(0, n))``.
         """
@@ -295,6 +296,6 @@ def _bytes_or_unlimited(size: int | str | None) -> int:
 
 
 def _checked_order(order: CopyOrder) -> CopyOrder:
-    if callable(order) or order in ("lazy", "eager"):
+    if callable(order) or order in ("lazy", "eager", "engine"):
         return order
-    raise ValueError(f"copies must be 'lazy', 'eager' or a callable, not {order!r}")
+    raise ValueError(f"copies must be 'lazy', 'eager', 'engine' or a callable, not {order!r}")

@@ -104,7 +104,12 @@ void set_order(int leader, const std::string& order, PyObject* chooser) {
   {
     Lock lock;
     auto& d = device(leader);
-    d.order = order == "eager" ? CopyOrder::kEager : order == "drawn" ? CopyOrder::kDrawn : CopyOrder::kLazy;
+    for (int index = 0; index < kDevices; ++index)  // what waits under the old order comes first
+      if (order == "engine" && device(index).leader == leader) run_all(index);
+    d.order = order == "eager" ? CopyOrder::kEager
+        : order == "drawn"     ? CopyOrder::kDrawn
+        : order == "engine"    ? CopyOrder::kEngine
+                               : CopyOrder::kLazy;
     old = std::exchange(d.chooser, chooser);
   }
   Py_XDECREF(old);

@@ -82,7 +82,7 @@ struct Race {
   bool located = false;
 };
 
-enum class CopyOrder { kLazy, kEager, kDrawn };
+enum class CopyOrder { kLazy, kEager, kDrawn, kEngine };
 
 // One device. Several devices of one SimulatedAccelerator share their leader's pinned memory, faults,
 // races and settings.
@@ -125,6 +125,7 @@ struct PendingCopy {
   const void* from = nullptr;
   size_t bytes = 0;
   bool ran = false;
+  uint64_t number = 0;   // of the move that the copy engine makes of it; 0: the engine has no part in it
   bool checked = false;  // `checksum` of the source was taken when the copy was issued
   uint64_t checksum = 0;
   Access access;
@@ -176,6 +177,13 @@ bool is_over(const EventState& event);  // asking lets time pass
 
 // Virtual time: a copy over the link occupies its stream and the link's direction.
 void spend_on_link(int slot, int64_t bytes, bool to_device);
+
+// --- the copy engine ----------------------------------------------------------------------------
+
+// Moves bytes in the background, in the order of these calls; returns the move's number, from 1.
+uint64_t start_moving(void* to, const void* from, size_t bytes);
+bool has_moved(uint64_t number);
+void wait_until_moved(uint64_t number);
 
 // --- hazards ------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 // A stream runs everything in the order it was issued. Kernels run when they are issued. Non-blocking
 // copies between the device and pinned memory wait in their stream's queue until somebody needs them:
 // a later operation of that stream, an operation of a stream that waits for it, or the host. A missing
-// wait therefore computes on memory that has not arrived, as it would on an unlucky accelerator.
+// wait therefore computes on memory that has not arrived, as it would on an unlucky accelerator. With a
+// copy engine they are under way from the start, and whoever needs them waits for the rest.
 #include "state.h"
 
 #include <algorithm>
@@ -84,7 +85,8 @@ static void push(int slot, Work work) {
 }
 static void move_bytes(PendingCopy& copy) {
   if (copy.ran) return;
-  std::memcpy(copy.to, copy.from, copy.bytes);
+  if (copy.number != 0) wait_until_moved(copy.number);
+  else std::memcpy(copy.to, copy.from, copy.bytes);
   copy.ran = true;
 }
 static void finish(PendingCopy& copy) {
@@ -155,6 +157,9 @@ void enqueue(PendingCopy copy) {
     run_until(slot, copy.access.epoch);
     move_bytes(copy);
     if (!copy.checked) return bury(std::move(copy.host));
+  } else if (lead.order == CopyOrder::kEngine) {
+    // Whatever it has to wait for was issued before it, and the engine keeps that order.
+    copy.number = start_moving(copy.to, copy.from, copy.bytes);
   } else if (lead.poison && !shared) {
     // What was there is gone as soon as the copy may run: whoever reads it early reads NaN, not old
     // weights that happen to be right. Memory that a queued copy still reads is left alone.
@@ -193,6 +198,11 @@ void host_waits_for(int slot) { host_waits(record_event(slot)); }
 // A lazy copy must not keep a polling caller waiting for ever: each question lets one queued item run.
 bool is_over(const EventState& event) {
   const auto& queue = streams[event.slot].queue;
+  while (!queue.empty() && queue.front().copy && queue.front().copy->number != 0) {
+    if (queue.front().epoch > event.epoch) break;
+    if (!has_moved(queue.front().copy->number)) return false;
+    run_until(event.slot, queue.front().epoch);
+  }
   bool over = queue.empty() || queue.front().epoch > event.epoch;
   if (over) host.join(event.knows);
   else run_until(event.slot, queue.front().epoch);
