@@ -14,13 +14,14 @@ turn, load it as bfloat16 and run its first phase (the text encoder) on the simu
 Each is run with the files on the disk, as after a restart: they are dropped from the page cache before (where that
 cannot be done, only the other figures are taken), and with the files in the page cache, as in a second run.
 
-Imports are done before the clock starts. One thread computes: on a busy machine a second one makes every operator
-wait for it, on either side. Garbage is collected before, and not during: whose allocation brings a collection about
-is chance. Memory is taken in runs of its own, since looking takes time: it is the system's figure ``Anonymous``; what
-lies in the page cache is nobody's. The simulated device's own memory is host memory too, and fresh for all: that its
-pages are touched for the first time costs more than the copy into them. The peak while enabling is taken before
-anything is on it. Below 1 GiB what Python does for each tensor is most of the time. Exits with 1 if a bound is
-missed, save with ``--quick``.
+Copies from pinned memory run on the device's copy engine while the host goes on; those from pageable memory keep the
+host busy, as on CUDA. Imports are done before the clock starts. One thread computes: on a busy machine a second one
+makes every operator wait for it, on either side. Garbage is collected before, and not during: whose allocation brings
+a collection about is chance. Memory is taken in runs of its own, since looking takes time: it is the system's figure
+``Anonymous``; what lies in the page cache is nobody's. The simulated device's own memory is host memory too, and
+fresh for all: that its pages are touched for the first time costs more than the copy into them. The peak while
+enabling is taken before anything is on it. Below 1 GiB what Python does for each tensor is most of the time. Exits
+with 1 if a bound is missed, save with ``--quick``.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def child(way: str, folder: str, *, watched: bool) -> dict[str, Any]:
     PixArtAlphaPipeline.load_config(folder)
     torch.set_num_threads(1)
     tokens = torch.ones(1, TOKENS, dtype=torch.long)
-    with SimulatedAccelerator(capacity="64GiB", poison=False) as sim, torch.no_grad():
+    with SimulatedAccelerator(capacity="64GiB", poison=False, copies="engine") as sim, torch.no_grad():
         gc.collect()
         gc.disable()
         before = anonymous()

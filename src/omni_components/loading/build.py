@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from .classes import is_diffusers_model
-from .deferred import Deferred
+from .deferred import Deferred, facts_of
 from .keys import refuse_missing, refuse_shape, warn_unexpected
 
 
@@ -130,12 +131,13 @@ def _assign(
     for name, old in expected.items():
         if name not in state:
             continue
-        refuse_shape(component, _origin(state[name], folder), name, state[name].shape, old.shape)
-        wanted = state[name].dtype
-        if wanted.is_floating_point:
+        tensor = state[name]
+        shape, stored = facts_of(tensor)
+        refuse_shape(component, _origin(tensor, folder), name, shape, old.shape)
+        wanted = stored
+        if stored.is_floating_point:
             wanted = torch.float32 if keep & set(name.split(".")) else dtype
-        tensor = state[name].to(wanted)
-        taken[id(old)] = _put(model, name, tensor, old)
+        taken[id(old)] = _put(model, name, tensor if wanted is stored else tensor.to(wanted), old)
     for name, old in expected.items():
         if name not in state:
             _slot(model, name)[1][name.rpartition(".")[2]] = taken[id(old)]  # tied: stored once
@@ -155,7 +157,8 @@ def _slot(model: nn.Module, name: str) -> tuple[nn.Module, Any]:
 def _put(model: nn.Module, name: str, tensor: Any, old: torch.Tensor) -> Any:
     _, table = _slot(model, name)
     if isinstance(old, nn.Parameter):
-        tensor = nn.Parameter(tensor, requires_grad=old.requires_grad)
+        made = tensor.parameter if isinstance(tensor, Deferred) else partial(nn.Parameter, tensor)
+        tensor = made(requires_grad=old.requires_grad)
     table[name.rpartition(".")[2]] = tensor
     return tensor
 

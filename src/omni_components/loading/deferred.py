@@ -80,6 +80,14 @@ class Deferred(torch.Tensor):
         shell = torch.empty(shape, dtype=dtype, device="meta")
         return _with_plan(shell, _computed(partial(torch.zeros, shape, dtype=dtype)))
 
+    def parameter(self, requires_grad: bool) -> Deferred:
+        """The same as a parameter, as ``nn.Parameter`` would make it, which takes ten times as long over it."""
+        made = _with_plan(self, self.plan)
+        with torch._C.DisableTorchFunctionSubclass():
+            made.requires_grad_(requires_grad)
+        made._is_param = True  # what isinstance(_, nn.Parameter) looks for
+        return made
+
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -118,6 +126,12 @@ def _noted(func: Any, args: Any, kwargs: Any, result: torch.Tensor) -> torch.Ten
         if name in _CASTING:
             return _with_plan(result, Plan(plan.entry, (*plan.casts, result.dtype)))
     return _with_plan(result, _computed(lambda: _replay(func, args, kwargs)))
+
+
+def facts_of(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
+    """Shape and element type, without going through the steps that a ``Deferred`` notes."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.shape, tensor.dtype
 
 
 def _computed(compute: Callable[[], torch.Tensor]) -> Plan:

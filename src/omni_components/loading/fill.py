@@ -13,7 +13,7 @@ from ..components.patterns import parts_of
 from ..components.tensors import Slot, own_slots, own_storage
 from ..components.unread import Source
 from ..transfer.masters import batches, lay_out, ready_slab
-from .deferred import Deferred, Plan
+from .deferred import Deferred, Plan, facts_of
 from .files import Progress
 
 
@@ -27,7 +27,8 @@ class Awaited:
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.nbytes = int(self.tensor.numel()) * self.tensor.element_size()
+        shape, dtype = facts_of(self.tensor)
+        self.nbytes = shape.numel() * dtype.itemsize
 
     @property
     def plan(self) -> Plan:
