@@ -122,6 +122,16 @@ def test_c10_what_may_be_pinned_is_what_machine_and_container_leave_free(tmp_pat
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
+def test_c10_files_that_a_container_has_read_do_not_keep_it_from_pinning(tmp_path, version):
+    """Its usage counts the pages that the system keeps of them; weights, once read, would take all of the budget."""
+    root = machine(tmp_path, available=8 * GIB, **{version: (f"{4 * GIB}", f"{3 * GIB}")})
+    prefix, folder = {"v1": ("total_", "memory"), "v2": ("", "")}[version]
+    stat = f"cache 1\n{prefix}inactive_file {GIB}\n{prefix}active_file {GIB}\n{prefix}shmem {GIB}\nother\n"
+    (root / "sys/fs/cgroup" / folder / "memory.stat").write_text(stat)
+    assert 0.75 * 3 * GIB <= pinnable_bytes(root) <= 3 * GIB
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
 def test_c10_pinning_stops_at_the_containers_limit_and_the_rest_is_pageable(
     sim, tmp_path, monkeypatch, version
 ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from diffusers import DiffusionPipeline, StableDiffusionPipeline, WanTransformer
 from peft import LoraConfig
 from torch import nn
 
-from omni_components import load_components, offload
+from omni_components import WeightsError, load_components, offload
 from omni_components.components.unread import Source, Unread
+from omni_components.loading.deferred import Plan
+from omni_components.transfer import masters
 from tests.diffusers import tiny
 
 ASKED = {"height": 16, "width": 16, "num_inference_steps": 2, "output_type": "pt"}
@@ -74,6 +77,71 @@ def test_pages_that_are_never_pinned_since_others_are_copied_ahead(folder, sim):
             one.numel() * one.element_size() for one in pipe.vae.parameters()
         )
     assert set(ahead) == set(ORDER)
+
+
+# --- copied while it is read ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_slabs(monkeypatch):
+    """So that the components here have several."""
+    monkeypatch.setattr(masters, "SLAB_BYTES", 16 << 10)
+
+
+def test_a_slab_that_waits_for_the_next_to_be_read(folder, sim, small_slabs, monkeypatch):
+    """Each is on its way before the next is read; I5: and all of it arrives."""
+    order = []
+    pipe = ours(folder, BF16)
+    fill, send = Plan.fill, torch.Tensor.copy_
+
+    def filled(plan, target, told):
+        order.append("read")
+        fill(plan, target, told)
+
+    def sent(target, source, *asked, **more):
+        if target.device.type == "sim":
+            order.append("sent")
+        return send(target, source, *asked, **more)
+
+    monkeypatch.setattr(Plan, "fill", filled)
+    monkeypatch.setattr(torch.Tensor, "copy_", sent)
+    with offload(pipe, sim.device) as handle, handle.scope("text_encoder"):
+        found = [one.cpu() for one in pipe.text_encoder.parameters()]
+        slabs = len(handle.ledger.mover.cargo("text_encoder").home.slabs)
+    monkeypatch.undo()
+    runs = [kind for kind, _ in itertools.groupby(order)]
+    assert runs.count("sent") > 2
+    assert slabs > 2
+    plain = ours(folder, BF16, lazy=False).text_encoder
+    assert all(map(torch.equal, found, plain.parameters()))
+    assert sim.races == []
+
+
+def test_a_read_that_fails_while_copies_of_the_rest_are_under_way(folder, sim, small_slabs, monkeypatch):
+    """I6, I7: all of it is on the host then, and the next load goes on where this one ended."""
+    pipe = ours(folder, BF16)
+    fill, read = Plan.fill, []
+
+    def fails_in_the_middle(plan, target, told):
+        if len(read) == 12:
+            raise WeightsError("text_encoder", "file", None, "cannot be read.", "Try again.")
+        read.append(plan)
+        fill(plan, target, told)
+
+    with offload(pipe, sim.device) as handle:
+        monkeypatch.setattr(Plan, "fill", fails_in_the_middle)
+        with pytest.raises(WeightsError), handle.scope("text_encoder"):
+            pass
+        handle.ledger.check()
+        handle.ledger.audit()
+        assert {one.device.type for one in pipe.text_encoder.parameters()} == {"cpu"}
+        assert len(unread(pipe.text_encoder)) > 0
+        monkeypatch.undo()
+        with handle.scope("text_encoder"):
+            found = [one.cpu() for one in pipe.text_encoder.parameters()]
+    plain = ours(folder, BF16, lazy=False).text_encoder
+    assert all(map(torch.equal, found, plain.parameters()))
+    assert sim.races == []
 
 
 # --- what may be pinned -----------------------------------------------------------------------------------------

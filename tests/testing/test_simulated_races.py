@@ -109,7 +109,7 @@ def test_tensors_over_the_same_bytes_race_whatever_their_storage(
     only(sim.expect_races())
 
 
-@pytest.mark.parametrize("order", ["lazy", "eager"])
+@pytest.mark.parametrize("order", ["lazy", "eager", "engine"])
 def test_races_do_not_depend_on_when_the_copy_runs(
     sim: SimulatedAccelerator, side: torch.Stream, arena: torch.Tensor, host: torch.Tensor, order: str
 ) -> None:

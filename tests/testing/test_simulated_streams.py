@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -117,6 +122,88 @@ def test_eager_copies_run_when_issued(sim: SimulatedAccelerator, side: torch.Str
         target = torch.empty(2, device=sim.device).copy_(pinned(1, 2), non_blocking=True)
     assert target.tolist() == [1, 2]
     assert len(sim.expect_races()) == 1, "an eager copy still races"
+
+
+def test_a_copy_engine_works_while_the_host_goes_on(sim: SimulatedAccelerator, side: torch.Stream) -> None:
+    sim.copies = "engine"
+    source = torch.ones(32 << 20, dtype=torch.uint8).pin_memory()
+    target = torch.empty(32 << 20, dtype=torch.uint8, device=sim.device)
+    side.wait_stream(current())
+    went_on = 0
+    for _ in range(10):  # the host may be kept from the processor once, or twice
+        with side:
+            for _ in range(4):
+                target.copy_(source, non_blocking=True)
+        event = side.record_event()
+        went_on += not event.query()
+        event.synchronize()
+        assert event.query()
+    assert went_on > 0
+    assert target.sum(dtype=torch.int64).item() == 32 << 20
+    assert sim.races == []
+
+
+def test_a_copy_engine_does_not_wait_to_be_waited_for(sim: SimulatedAccelerator, side: torch.Stream) -> None:
+    sim.copies = "engine"
+    with side:
+        torch.empty(2, device=sim.device).copy_(pinned(1, 2), non_blocking=True)
+    event = side.record_event()
+    deadline = time.monotonic() + 60
+    while not event.query():
+        assert time.monotonic() < deadline
+
+
+def test_a_copy_engine_keeps_the_order_of_streams_and_waits(
+    sim: SimulatedAccelerator, side: torch.Stream
+) -> None:
+    sim.copies = "engine"
+    first, last = pinned(*[1] * 100_000), pinned(*[2] * 100_000)
+    target = torch.empty(100_000, device=sim.device)
+    side.wait_stream(current())
+    with side:
+        target.copy_(first, non_blocking=True)
+        target.mul_(3)
+        back = torch.empty(100_000).pin_memory().copy_(target, non_blocking=True)
+    current().wait_stream(side)
+    target.copy_(last, non_blocking=True)
+    assert target.eq(2).all()
+    side.synchronize()
+    assert back.eq(3).all()
+    assert sim.races == []
+
+
+def test_what_waits_when_a_copy_engine_comes_runs_before_it(
+    sim: SimulatedAccelerator, side: torch.Stream
+) -> None:
+    with side:
+        target = torch.empty(2, device=sim.device)
+        target.copy_(pinned(1, 2), non_blocking=True)
+        sim.copies = "engine"
+        target.copy_(pinned(3, 4), non_blocking=True)
+    current().wait_stream(side)
+    assert target.tolist() == [3, 4]
+
+
+FORKED = """
+import os
+import torch
+from omni_components.testing import SimulatedAccelerator
+
+def copied(sim):
+    return torch.ones(3).pin_memory().to(sim.device, non_blocking=True).sum().item() == 3
+
+with SimulatedAccelerator(copies="engine") as sim:
+    assert copied(sim)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if copied(sim) else 1)
+    raise SystemExit(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_has_a_copy_engine_of_its_own() -> None:
+    subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=120)
 
 
 def test_a_chooser_is_asked_before_operations(sim: SimulatedAccelerator) -> None:

@@ -8,8 +8,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-_V2 = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current")
-_V1 = ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes")
+# A container's folder, the files with its limit and usage, and the prefix of its figures in memory.stat.
+_V2 = ("sys/fs/cgroup", "memory.max", "memory.current", "")
+_V1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 _POPULATE_READ = 22  # MADV_POPULATE_READ of madvise(2), Linux 5.14
 _SHARE = 0.9  # pinned pages cannot be swapped out: leave the system some
 
@@ -25,9 +26,28 @@ def pinnable_bytes(root: Path = Path("/")) -> int:
 
 
 def container_limits(root: Path = Path("/")) -> list[tuple[int, int]]:
-    """``(limit, usage)`` in bytes of each container limit that there is; none on a plain machine."""
-    found = [(_number(root / limit), _number(root / usage)) for limit, usage in (_V2, _V1)]
-    return [(limit, usage or 0) for limit, usage in found if limit is not None]
+    """``(limit, usage)`` in bytes of each container limit that there is; none on a plain machine.
+
+    Files that the system keeps in memory, such as weights that have been read, are no usage: they give way.
+    """
+    found = []
+    for folder, limit_in, usage_in, prefix in (_V2, _V1):
+        limit = _number(root / folder / limit_in)
+        if limit is not None:
+            used = (_number(root / folder / usage_in) or 0) - _kept_files(
+                root / folder / "memory.stat", prefix
+            )
+            found.append((limit, max(0, used)))
+    return found
+
+
+def _kept_files(stat: Path, prefix: str) -> int:
+    try:
+        lines = [line.split() for line in stat.read_text().splitlines()]
+    except OSError:
+        return 0
+    kept = (f"{prefix}inactive_file", f"{prefix}active_file")
+    return sum(int(line[1]) for line in lines if len(line) == 2 and line[0] in kept)
 
 
 def available_bytes(root: Path = Path("/")) -> int:
