@@ -16,7 +16,7 @@ from torch.profiler import record_function
 
 from ..components.tensors import Group
 from ..components.wrappers import leaves
-from ..errors import TransferError
+from ..errors import OmniComponentsError, TransferError
 from ..protocols import Moved, MoverFacts
 from .ahead import Ahead
 from .arena import Arena
@@ -84,6 +84,7 @@ class ArenaMover:
 
         Raises:
             TransferError: No room, or a copy failed; the component is whole on the host.
+            WeightsError: What was still to be read cannot be; likewise.
         """
         cargo = self._cargo[name]
         with moving(), record_function(f"omni::load {name}"):
@@ -259,7 +260,7 @@ class ArenaMover:
             # The error holds the frames it came through, and these the block, whose bytes the outer scope's
             # component, or whoever tries again, may need.
             traceback.clear_frames(error.__traceback__)
-            if isinstance(error, Exception) and not isinstance(error, TransferError):
+            if isinstance(error, Exception) and not isinstance(error, OmniComponentsError):
                 raise self._error(cargo, error, to_host=False) from error
             raise
 
