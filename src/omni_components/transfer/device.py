@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
 
-from ..errors import PolicyError
+from ..errors import PolicyError, format_bytes
 
 
 def resolve_device(device: torch.device | str | None) -> torch.device:
@@ -253,26 +254,58 @@ class Registrar(Protocol):
         ...
 
 
-class _CudaRegistrar:
-    """cudaHostRegister, or its HIP twin, through torch's runtime binding."""
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device, not only for the current one
+_GONE = (4, 709)  # cudaErrorCudartUnloading, cudaErrorContextIsDestroyed (HIP's too): the pins went with it
 
-    def __init__(self) -> None:
+
+class _CudaRegistrar:
+    """cudaHostRegister, or its HIP twin, through torch's runtime binding, whose names are CUDA's on ROCm too.
+
+    The binding gives a status: an enum whose only name is ``success``, unequal to every ``int``, and whose number
+    ``int()`` tells (``torch/csrc/cuda/shared/cudart.cpp``).
+    """
+
+    def __init__(self, device: torch.device) -> None:
         self._runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        self._device = device
+        self._process = os.getpid()
 
     def host_register(self, pointer: int, nbytes: int) -> None:
-        self._check(self._runtime.cudaHostRegister(pointer, nbytes, 0), nbytes)
+        # The current device's context takes the pin, and is made where there is none: in a thread that never chose
+        # a device, hundreds of MiB on the first one.
+        with torch.cuda.device(self._device):
+            status = self._runtime.cudaHostRegister(pointer, nbytes, _PORTABLE)
+            self._check(status, f"pinning {format_bytes(nbytes)}")
 
     def host_unregister(self, pointer: int) -> None:
-        self._check(self._runtime.cudaHostUnregister(pointer), 0)
+        if os.getpid() != self._process:
+            return  # a forked child: the pin is its parent's, and the runtime does not work here
+        with torch.cuda.device(self._device):
+            status = self._runtime.cudaHostUnregister(pointer)
+            if int(status) not in _GONE:
+                self._check(status, "unpinning")
 
-    def _check(self, status: Any, nbytes: int) -> None:
-        if int(status) != 0:
-            raise RuntimeError(f"pinning {nbytes} bytes failed with status {int(status)}")
+    def _check(self, status: Any, what: str) -> None:
+        if int(status) == 0:
+            return
+        _forget_error(self._device)
+        reason = self._runtime.cudaGetErrorString(status)
+        raise RuntimeError(f"{what} failed: {reason} (status {int(status)})")
+
+
+def _forget_error(device: torch.device) -> None:
+    """Let a kernel that nobody needs fail in place of the next one.
+
+    The runtime keeps a refused call's status until this thread asks for it, and torch asks after each kernel: it
+    would blame that one. The binding cannot ask by itself (torch 2.9).
+    """
+    with suppress(RuntimeError):
+        torch.empty(1, device=device).fill_(0)
 
 
 def registrar_for(device: torch.device) -> Registrar | None:
     """Pinning of existing memory, where the device offers it: CUDA, ROCm, or a backend's ``host_register``."""
     if device.type == "cuda":
-        return _CudaRegistrar()
+        return _CudaRegistrar(device)
     module = torch.get_device_module(device) if device.type != "cpu" else None
     return module if hasattr(module, "host_register") else None
