@@ -39,13 +39,16 @@ def test_a_file_that_is_no_trace(tmp_path, text, said):
     if text is not None:
         path.write_text(text)
     result = run(path)
-    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith(f"omni-components: Invalid value for TRACE: '{path}' ")
     assert said in result.stderr
 
 
 def test_an_empty_trace(tmp_path):
     write_trace(report_of(ledger_of({"a": 1})), tmp_path / "t.json")
-    assert "nothing moved" in run(tmp_path / "t.json").stderr
+    result = run(tmp_path / "t.json")
+    assert result.exit_code == 2
+    assert "nothing moved" in result.stderr
 
 
 def test_thrash_that_is_not_named_and_files_that_are_not_written(trace, tmp_path):
@@ -66,9 +69,14 @@ def test_a_difference_to_the_plan_that_is_not_told(trace, tmp_path):
     assert "bytes of b: 60 planned, 70 real (+10)" in said
 
 
-def test_a_plan_that_is_none(trace, tmp_path):
-    (tmp_path / "p.json").write_text("{}")
-    assert "is not a plan" in run(trace, "--plan", tmp_path / "p.json").stderr
+@pytest.mark.parametrize(("text", "said"), [("{}", "is not a plan"), (None, "cannot be read")])
+def test_a_plan_that_is_none(trace, tmp_path, text, said):
+    if text is not None:
+        (tmp_path / "p.json").write_text(text)
+    result = run(trace, "--plan", tmp_path / "p.json")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith("omni-components: Invalid value for --plan: ")
+    assert said in result.stderr
 
 
 @pytest.mark.parametrize(

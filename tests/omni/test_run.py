@@ -229,7 +229,20 @@ def test_a_picture_of_a_video_model_is_refused_with_the_two_ways(folder, video_f
         (("--trace", "x.png"), "'x.png' is written already"),
         (("--trace", "x.timeline.png"), "is written already"),
         (("--trace", "t.json", "--no-cpu-offload"), "leave out --no-cpu-offload"),
-        (("--trace", "no/where/t.json"), "and its timeline and trace cannot be written"),
+        (("--trace", "no/where/t.json"), "for --trace: there is no folder 'no/where'; create it first"),
+        (("--trace", ""), "for --trace: '.' is a folder; choose a file name"),
+        (("--trace", "t" * 300), "and its timeline and trace cannot be written"),
+        (
+            ("--dtype", "float8"),
+            "'float8' is not possible; choose one of float32, bfloat16, float16, or leave it",
+        ),
+        (("--dtype", "float16"), "'float16' is not possible: the demo computes in float32; leave it out"),
+        (("--frames", "9" * 50), f"--frames: {'9' * 40}… is not possible; choose 1 to 100000"),
+        (("--frames", "-2"), "-2 is not possible; choose 1 or more"),
+        (("--fps", "1000"), "1000 is not possible; choose 100 or less"),
+        (("--steps", "many"), "'many' is not a valid integer"),
+        (("--steps", "x" * 50), f"'{'x' * 40}…' is not a valid integer"),
+        (("--size", "1٢x32"), "'1٢x32' is no size; write width x height in pixels, such as 832x480"),
         (("--stepz", "1"), "See 'omni-components --help'"),
     ],
 )
@@ -248,8 +261,32 @@ def test_an_image_that_a_pipeline_needs_is_asked_for_in_one_line(folder, tmp_pat
     place = tmp_path / "control"
     tiny.stable_diffusion_control_net().save_pretrained(place)
     line = refused(place, "x", "--device", "cpu", *SMALL, "--out", "x.png")
-    assert "image must be passed" in line
-    assert "Omni takes in Python" in line
+    assert f"Invalid value for MODEL: '{place}' needs image, which run has no option for; use Python:" in line
+    assert "Omni(...).generate(prompt, image=...)." in line
+
+
+@pytest.mark.parametrize("kind", [TypeError, ValueError])
+def test_a_pipeline_that_names_types_is_told_in_plain_words(folder, kind, monkeypatch):
+    def refuses(*_):
+        raise kind(f"only {torch.Tensor}, but it is {type(None)}")
+
+    monkeypatch.setattr(DemoPipeline, "_denoise", refuses)
+    line = refused("demo", "one", "--device", "cpu", "--out", "x.png")
+    assert "only Tensor, but it is NoneType" in line
+
+
+def test_a_host_without_room_is_one_line_and_leaves_no_file(folder, monkeypatch):
+    monkeypatch.setattr(DemoPipeline, "_denoise", lambda *_: torch.empty(2**60))
+    line = refused("demo", "one", "--device", "cpu", "--out", "x.png", code=1)
+    assert "'demo' does not fit in memory" in line
+    assert "choose a smaller --size" in line
+
+
+def test_another_error_of_the_library_is_not_taken_for_lack_of_memory(folder, monkeypatch):
+    monkeypatch.setattr(DemoPipeline, "_denoise", lambda *_: torch.ones(2) @ torch.ones(3))
+    result = run("demo", "one", "--device", "cpu", "--out", "x.png")
+    assert isinstance(result.exception, RuntimeError)
+    assert os.listdir() == []
 
 
 @pytest.mark.parametrize("words", [(), ("demo",), ("demo", "one")])
@@ -257,7 +294,7 @@ def test_a_missing_argument_is_one_line(folder, words):
     assert "Missing" in refused(*words)
 
 
-@pytest.mark.parametrize("model", ["nowhere", "./nowhere", "."])
+@pytest.mark.parametrize("model", ["nowhere", "./nowhere", ".", "", " ", "a" * 5000, "a/b/c", "-x/ü"[1:]])
 def test_a_model_that_is_not_there_is_one_line(folder, model):
     assert "MODEL" in refused(model, "x", "--out", "x.png")
 
@@ -265,6 +302,8 @@ def test_a_model_that_is_not_there_is_one_line(folder, model):
 def test_a_hub_model_without_a_cache_is_one_line_and_libraries_are_silent(folder):
     line = refused("nobody/nothing", "x", "--local-files-only", "--out", "x.png")
     assert "'nobody/nothing' could not be loaded" in line
+    assert "Fetch it once without --local-files-only, or pass a folder" in line
+    assert "local_files_only" not in line
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from omni_components import Omni
+from tests.report.chromium import chromium
 from tests.serve.running import Running, running
-
-CHROMIUM = Path("/usr/bin/chromium")
 
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
-    if not CHROMIUM.exists():
-        if os.environ.get("CI"):
-            pytest.fail(f"{CHROMIUM} is not here, and a CI run may not skip it: apt-get install chromium")
-        pytest.skip(f"{CHROMIUM} is not here: apt-get install chromium")
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         yield browser.new_page()
-        browser.close()
 
 
 def test_the_page_makes_a_picture_and_shows_reasoner_then_generator(page: Page, service: Running) -> None:

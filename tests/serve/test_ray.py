@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -24,18 +25,21 @@ import psutil
 import pytest
 import yaml
 
-from omni_components import Omni
+from omni_components import ModelError, Omni
 from omni_components.errors import InvariantError, PolicyError
 from omni_components.serve import ServeSettings, create_app
+from tests.diffusers import tiny
 from tests.serve.running import PATIENCE, asked, is_right, pictures, until
+from tests.serve.test_refused_options import refused_at_last
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'omni-components[ray]'")
 
 with warnings.catch_warnings():  # Ray's own, about how it calls pydantic
     warnings.filterwarnings("ignore", message="Using extra keyword arguments on `Field` is deprecated")
+    from ray import serve
     from ray.serve.schema import ServeDeploySchema
 
-    from omni_components.serve.ray import Replica, app, read_plan
+    from omni_components.serve.ray import Replica, _builder, app, read_plan
 
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster, however the tests are shared out
 
@@ -161,6 +165,18 @@ def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_replica_whose_name_no_header_can_hold(name: Any) -> None:
     with pytest.raises(PolicyError, match="replica"):
         ServeSettings(replica=name)
+
+
+def test_a_replica_of_a_model_that_needs_more_than_a_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails as it is made, with what the program says."""
+    tiny.stable_diffusion_control_net().save_pretrained(tmp_path)
+    monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(replica_tag="one"))
+    build = _builder(read_plan({"model": str(tmp_path), "device": "cpu"}))
+    with pytest.raises(ModelError) as caught:
+        build()
+    assert str(caught.value) in refused_at_last(tmp_path, "--device", "cpu", "--port", "0")
 
 
 # --- its health ---------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from typer.testing import CliRunner
@@ -17,17 +17,13 @@ from omni_components.cli import app
 from omni_components.serve import ServeSettings, create_app
 from tests.serve.running import write_keys
 
-COUNTS = [
-    "max_queue",
-    "max_batch",
-    "max_pictures",
-    "max_prompt",
-    "max_steps",
-    "max_pixels",
-    "max_body",
-    "max_watchers",
-]
-TIMES = ["body_timeout", "timeout", "idle_release", "watch_timeout"]
+KINDS = get_type_hints(ServeSettings)
+COUNTS = [name for name, kind in KINDS.items() if kind is int]
+TIMES = [name for name, kind in KINDS.items() if kind in (float, float | None)]
+
+
+def test_all_fields_are_looked_at_below() -> None:
+    assert {*KINDS} - {*COUNTS, *TIMES} == {"name", "api_keys", "hosts", "replica"}
 
 
 @pytest.mark.parametrize("field", COUNTS)
@@ -48,7 +44,7 @@ def test_a_time_that_is_none(field: str, value: Any) -> None:
 
 @pytest.mark.parametrize("field", TIMES)
 def test_only_some_times_may_be_left_out(field: str) -> None:
-    if field in ("idle_release", "watch_timeout"):
+    if KINDS[field] == float | None:
         assert getattr(ServeSettings(**{field: None}), field) is None
     else:
         with pytest.raises(PolicyError, match=f"{field}=None"):
@@ -75,12 +71,18 @@ def test_names_that_are_none(field: str, value: Any) -> None:
 
 
 def refused(*words: object) -> str:
-    """The one line that the program ends with, and its exit status is 2."""
+    """The one line that the program gives, and its exit status is 2."""
+    said = refused_at_last(*words)
+    assert said.startswith("omni-components: ")
+    assert said.count("\n") == 1
+    return said
+
+
+def refused_at_last(*words: object) -> str:
+    """All that it says: bars over what libraries load may come before its own line."""
     result = CliRunner().invoke(app, ["serve", *map(str, words)])
     assert result.exit_code == 2, (result.output, result.exception)
     assert result.stdout == ""
-    assert result.stderr.startswith("omni-components: ")
-    assert result.stderr.count("\n") == 1
     return result.stderr
 
 
@@ -104,7 +106,20 @@ def refused(*words: object) -> str:
         ("--max-size", "big", "'big' is no size; write width x height in pixels, such as 1024x1024"),
         ("--max-size", "0x10", "'0x10' is no size; write width x height"),
         ("--max-size", "10x", "'10x' is no size; write width x height"),
-        ("--allowed-host", "", "choose names that are not empty"),
+        ("--max-size", "9" * 5000 + "x1", "'9{40}…' is no size"),
+        ("--max-size", "1٢x32", "'1٢x32' is no size"),
+        ("--allowed-host", "", "'' is no name; choose another, or leave it out"),
+        (
+            "--dtype",
+            "int8",
+            "'int8' is not possible; choose one of float32, bfloat16, float16, or leave it out",
+        ),
+        ("--dtype", "float16", "'float16' is not possible: the demo computes in float32; leave it out"),
+        ("--max-queue", "1.5", "'1.5' is not a valid integer"),
+        ("--timeout", "soon", "'soon' is not a valid number"),
+        ("--host", "", "it is empty; choose an address of this machine, or 0.0.0.0 for all"),
+        ("--host", "..", "'..' is no address; choose another"),
+        ("--host", "é" * 70, "'é{40}…' is no address; choose another"),
         ("--device", "warp", "'warp' is not possible here; choose"),
         ("--api-key-file", "no/file", "'no/file' cannot be read .*; choose another file"),
         ("--api-key-file", "/", "'/' cannot be read .*; choose another file"),

@@ -11,6 +11,7 @@ import typer
 import typer.core
 
 from ..errors import OmniComponentsError
+from .checks import shortened
 
 PROGRAM = "omni-components"
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130  # 130 = 128 + SIGINT, as shells report it
@@ -44,6 +45,7 @@ def _status_of(run: Callable[[], Any]) -> int:
     try:
         result = run()
     except _UsageError as error:
+        _reword(error)
         _say(error.format_message(), advice="" if isinstance(error, typer.BadParameter) else _HELP)
         return WRONG_INPUT
     except OmniComponentsError as error:
@@ -55,6 +57,26 @@ def _status_of(run: Callable[[], Any]) -> int:
     if result == INTERRUPTED:  # typer makes the exit status of an interrupt
         _say("interrupted")
     return result if isinstance(result, int) else 0
+
+
+def _reword(error: Any) -> None:
+    """Say what is wrong with a number as older versions of typer do: newer ones quote pydantic, without the value."""
+    problems = getattr(error.__cause__, "errors", None)
+    if not isinstance(error, typer.BadParameter) or problems is None:
+        return
+    first = problems()[0]
+    words = _NUMBERS.get(first["type"])
+    if words is not None:
+        error.message = words.format(shortened(first["input"]), **first.get("ctx", {}))
+
+
+_NUMBERS = {
+    "int_parsing": "'{}' is not a valid integer.",
+    "int_parsing_size": "'{}' is not a valid integer.",
+    "float_parsing": "'{}' is not a valid number.",
+    "greater_than_equal": "{} is not possible; choose {ge} or more.",
+    "less_than_equal": "{} is not possible; choose {le} or less.",
+}
 
 
 def _say(message: str, advice: str = "") -> None:

@@ -33,14 +33,32 @@ def write_errors(out: Path, others: str = " and its timeline") -> Iterator[None]
         raise typer.BadParameter(_cannot_write(out, others, error), param_hint="--out") from error
 
 
-def _cannot_write(out: Path, others: str, error: OSError) -> str:
-    folder = out.parent
-    if os.path.isdir(out):
-        return f"'{out}' is a folder; choose a file name."
+def refuse_no_place(path: Path, option: str) -> None:
+    """Refuse a name at which no file can be.
+
+    Raises:
+        typer.BadParameter: It says what to do.
+    """
+    problem = _no_place(path)
+    if problem is not None:
+        raise typer.BadParameter(problem, param_hint=option)
+
+
+def _no_place(path: Path) -> str | None:
+    folder = path.parent
+    if os.path.isdir(path):
+        return f"'{path}' is a folder; choose a file name."
     if not os.path.exists(folder):
         return f"there is no folder '{folder}'; create it first, or choose another."
     if not os.path.isdir(folder):
         return f"'{folder}' is not a folder; choose another."
+    return None
+
+
+def _cannot_write(out: Path, others: str, error: OSError) -> str:
+    problem = _no_place(out)
+    if problem is not None:
+        return problem
     return f"'{out}'{others} cannot be written ({error.strerror or error}); choose another file."
 
 

@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
-from .checks import wrong_input
+from .checks import check_amount, check_dtype, check_model, wrong_input
 from .options import Dtype, LocalFilesOnly, Model
+from .remarks import no_remarks
 
 
 def plan(
@@ -39,7 +40,12 @@ def plan(
 
     Example: omni-components plan Wan-AI/Wan2.2-T2V-A14B-Diffusers --dtype bfloat16 --device-memory 48GiB
     """
-    with _no_collection(), wrong_input():
+    amounts = {"--device-memory": device_memory, "--host-memory": host_memory, "--activations": activations}
+    for option, amount in {**amounts, "--link": link}.items():
+        check_amount(amount, option)
+    check_model(model)
+    with _no_collection(), no_remarks(), wrong_input():
+        check_dtype(model, dtype)
         # Imported here: --help need not wait for torch.
         from ..omni import as_dtype
         from ..planning.model import plan as planned

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .checks import wrong_input
 from .output import show_files, show_report, write_errors
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def report(
     from ..report.lines import plan_lines, thrash_lines, time_lines
     from ..report.read import read_trace
 
-    found = read_trace(trace)
+    with wrong_input("TRACE"):
+        found = read_trace(trace)
     compared = None if plan is None else _compared(found, plan, requests)
     lines = [*time_lines(found), *thrash_lines(found)]
     planned = [] if compared is None else list(plan_lines(compared))
@@ -66,7 +68,8 @@ def _compared(found: ResidencyReport, plan: Path, requests: int | None) -> Compa
     from ..report.compare import HOW, compare  # imported here, as above
     from ..report.read import read_json
 
-    return compare(found, read_json(plan, HOW), str(plan), requests)
+    with wrong_input("--plan"):
+        return compare(found, read_json(plan, HOW), str(plan), requests)
 
 
 def _facts(found: ResidencyReport, compared: Comparison | None) -> dict[str, Any]:

@@ -14,11 +14,20 @@ import typer
 
 from ..errors import ModelError, PolicyError
 from ..report.files import written_whole
-from .checks import check_seed, check_steps, checked_device, wrong_input
+from .checks import (
+    check_dtype,
+    check_frames,
+    check_model,
+    check_seed,
+    check_steps,
+    checked_device,
+    checked_size,
+    wrong_input,
+)
 from .interrupts import Interrupts
 from .media import Format, format_of, refuse_what_it_does_not_make
 from .options import Device, Dtype, LocalFilesOnly, Model
-from .output import loading_bar, show_files, show_report, step_bar, write_errors
+from .output import loading_bar, refuse_no_place, show_files, show_report, step_bar, write_errors
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +35,8 @@ if TYPE_CHECKING:
     from ..omni import Omni, OmniOutput
     from ..report.report import ResidencyReport
 
-_SIZE = re.compile(r"([1-9]\d{0,4})[xX]([1-9]\d{0,4})")
+_TYPE = re.compile(r"<class '(?:\w+\.)*(\w+)'>")
+_HOST_IS_FULL = "can't allocate memory"  # torch has no type of error for it
 _STEPS = ("num_inference_steps", "steps")  # as diffusers' pipelines call them, and the demo
 
 
@@ -78,7 +88,7 @@ def run(
             dtype=dtype,
             steps=steps,
             seed=seed,
-            size=_checked_size(size),
+            size=None if size is None else checked_size(size, "--size", "832x480"),
             frames=frames,
             fps=fps,
             offload=enable_cpu_offload,
@@ -86,15 +96,7 @@ def run(
         )
         asked.check()
         files = _Files.of(out, trace, offload=enable_cpu_offload)
-        with ExitStack() as stack:
-            with write_errors(out, files.others):
-                drafts = stack.enter_context(written_whole(*files.paths))
-            interrupts.check()
-            output, report = _generated(asked, out, interrupts)
-            with write_errors(out, files.others):
-                _save(asked, output, report, files.among(drafts))
-                interrupts.check()
-                stack.close()
+        report = _written(asked, files, interrupts)
     if enable_cpu_offload:
         show_report(report)
     show_files(file=files.out, timeline=files.timeline, trace=files.trace)
@@ -119,8 +121,12 @@ class _Request:
 
     def check(self) -> None:
         """Refuse what no model can do, before weights are read."""
+        check_model(self.model)
+        check_dtype(self.model, self.dtype)
         if self.steps is not None:
             check_steps(self.steps)
+        if self.frames is not None:
+            check_frames(self.frames)
         check_seed(self.seed)
 
     def sampling(self, omni: Omni) -> dict[str, Any]:
@@ -145,16 +151,6 @@ def _known(name: str | None, omni: Omni, option: str) -> str:
     return name
 
 
-def _checked_size(size: str | None) -> tuple[int, int] | None:
-    if size is None:
-        return None
-    found = _SIZE.fullmatch(size)
-    if found is None:
-        text = f"'{size}' is no size; write width x height in pixels, such as 832x480."
-        raise typer.BadParameter(text, param_hint="--size")
-    return int(found[1]), int(found[2])
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Files:
     """What is written; what is ``None`` is not."""
@@ -168,6 +164,8 @@ class _Files:
         if trace is not None and not offload:
             text = "there is nothing to trace where nothing moves; leave out --no-cpu-offload."
             raise typer.BadParameter(text, param_hint="--trace")
+        if trace is not None:
+            refuse_no_place(trace, "--trace")
         files = cls(out=out, timeline=out.with_suffix(".timeline.png") if offload else None, trace=trace)
         if len({path.resolve() for path in files.paths}) < len(files.paths):
             text = f"'{trace}' is written already; choose another name."
@@ -195,9 +193,24 @@ class _Files:
         )
 
 
+def _written(asked: _Request, files: _Files, interrupts: Interrupts) -> ResidencyReport:
+    """Make what is asked for, and write it whole or not at all."""
+    with ExitStack() as stack:
+        with write_errors(files.out, files.others):
+            drafts = stack.enter_context(written_whole(*files.paths))  # before the work: no file, no work
+        interrupts.check()
+        output, report = _generated(asked, files.out, interrupts)
+        with write_errors(files.out, files.others):
+            _save(asked, output, report, files.among(drafts))
+            interrupts.check()
+            stack.close()
+    return report
+
+
 def _generated(asked: _Request, out: Path, interrupts: Interrupts) -> tuple[OmniOutput, ResidencyReport]:
     with _quiet(asked.model), _loaded(asked) as omni:
         interrupts.check()
+        _refuse_other_needs(omni)
         refuse_what_it_does_not_make(omni, out, asked.frames)
         sampling = asked.sampling(omni)
         with step_bar("generating") as progress:
@@ -210,6 +223,15 @@ def _generated(asked: _Request, out: Path, interrupts: Interrupts) -> tuple[Omni
             with _told(asked.model):
                 output = omni.generate(asked.prompt, seed=asked.seed, on_step=stepped, **sampling)
         return output, omni.report()
+
+
+def _refuse_other_needs(omni: Omni) -> None:
+    from ..serve.needs import in_python, unmet  # imported here: --help need not wait for it
+
+    missing = unmet(type(omni.pipeline))
+    if missing:
+        text = f"'{omni.model}' needs {' and '.join(missing)}, which run has no option for; use Python: "
+        raise typer.BadParameter(f"{text}{in_python(missing)}.", param_hint="MODEL")
 
 
 @contextmanager
@@ -239,16 +261,29 @@ def _told(model: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        cause = str(error).partition("\n")[0].rstrip(".")
-        advice = "Let components take turns (--enable-cpu-offload), or choose a smaller --size."
-        raise ModelError(model, f"does not fit on the device: {cause}.", advice) from error
+        raise _full(model, "on the device", error) from error
     except PolicyError:
         raise
+    except RuntimeError as error:
+        if _HOST_IS_FULL not in str(error):
+            raise
+        raise _full(model, "in memory", error) from error
     except ValueError as error:  # how diffusers' pipelines, and the demo, refuse arguments
-        raise typer.BadParameter(str(error)) from error
-    except TypeError as error:  # how they ask for one that is missing, such as an image to start from
-        cause = str(error).rstrip(".")
+        raise typer.BadParameter(_plain(error)) from error
+    except TypeError as error:  # how they ask for one that is missing
+        cause = _plain(error).rstrip(".")
         raise typer.BadParameter(f"{cause}. What run has no option for, Omni takes in Python.") from error
+
+
+def _full(model: str, where: str, error: RuntimeError) -> ModelError:
+    cause = str(error).partition("\n")[0].rstrip(".")
+    advice = "Let components take turns (--enable-cpu-offload), or choose a smaller --size."
+    return ModelError(model, f"does not fit {where}: {cause}.", advice)
+
+
+def _plain(error: Exception) -> str:
+    """What it says, with the names of types as people write them."""
+    return _TYPE.sub(r"\1", str(error))
 
 
 @contextmanager

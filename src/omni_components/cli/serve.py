@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import ModelError, PolicyError
-from .checks import checked_device
+from .checks import check_dtype, check_model, checked_device, checked_size, shortened, wrong_input
 from .options import Device, Dtype, LocalFilesOnly, Model
+from .remarks import no_remarks
 
 if TYPE_CHECKING:
+    import torch
+
     from ..omni import Omni
     from ..serve import ServeSettings
 
-_OPTIONS = {"hosts": "allowed-host"}  # where an option is not called as the setting is
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
@@ -70,9 +72,10 @@ def serve(
     Example: omni-components serve demo --enable-cpu-offload
     """
     with _told():
-        from .. import serve as package  # imported here: --help need not wait for it
+        from ..serve import ServeSettings  # imported here: --help need not wait for it
 
-        settings = package.ServeSettings(
+        check_model(model)
+        settings = ServeSettings(
             name=served_model_name,
             api_keys=_keys(api_key_file),
             hosts=_names(allowed_host, host, api_key_file),
@@ -81,42 +84,72 @@ def serve(
             max_pictures=max_pictures,
             max_prompt=max_prompt,
             max_steps=max_steps,
-            max_pixels=_pixels(max_size),
+            max_pixels=_area(checked_size(max_size, "--max-size", "1024x1024")),
             max_body=max_body,
             timeout=timeout,
             idle_release=idle_release or None,
         )
-        run, create_app = package.serve, package.create_app  # what is not installed is told before the work
-        place = checked_device(device)
-        with _listening(host, port) as listening:
-            from ..omni import Omni  # imported here: --help need not wait for torch
-
-            with Omni(
-                model,
-                enable_cpu_offload=enable_cpu_offload,
-                device=place,
-                dtype=dtype,
-                local_files_only=local_files_only,
-            ) as loaded:
-                app = create_app(loaded, settings)
-                _announce(loaded, settings, host, listening.getsockname()[1])
-                status = run(app, [listening])
+        _refuse_missing_packages()
+        check_dtype(model, dtype)
+        asked = _Model(
+            name=model,
+            device=checked_device(device),
+            dtype=dtype,
+            offload=enable_cpu_offload,
+            local=local_files_only,
+        )
+        status = _served(asked, settings, host, port)
     raise typer.Exit(status)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    """What is to be served."""
+
+    name: str
+    device: torch.device
+    dtype: str | None
+    offload: bool
+    local: bool
+
+    def load(self) -> Omni:
+        """The model, ready to draw."""
+        from ..omni import Omni  # imported here: --help need not wait for torch
+
+        with no_remarks():
+            return Omni(
+                self.name,
+                enable_cpu_offload=self.offload,
+                device=self.device,
+                dtype=self.dtype,
+                local_files_only=self.local,
+            )
+
+
+def _served(asked: _Model, settings: ServeSettings, host: str, port: int) -> int:
+    """Serve until a signal comes; returns the exit status."""
+    from ..serve import create_app  # imported here: --help need not wait for it
+    from ..serve import serve as run
+
+    with _listening(host, port) as listening, asked.load() as loaded:
+        app = create_app(loaded, settings)
+        _announce(loaded, settings, host, listening.getsockname()[1])
+        return run(app, [listening])
+
+
+def _refuse_missing_packages() -> None:
+    """What is not installed is told before the work."""
+    from ..serve import create_app, serve  # noqa: F401 - they import it
 
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
     """Errors about what was asked for, in one line that names the option."""
     try:
-        yield
+        with wrong_input():
+            yield
     except ModuleNotFoundError as error:
         raise typer.BadParameter(str(error)) from error
-    except ModelError as error:
-        raise typer.BadParameter(str(error), param_hint="MODEL") from error
-    except PolicyError as error:
-        text = f"{error.value} is not possible; choose {error.choices}."
-        option = _OPTIONS.get(error.field, error.field.replace("_", "-"))
-        raise typer.BadParameter(text, param_hint=f"--{option}") from error
 
 
 def _keys(file: Path | None) -> tuple[bytes, ...]:
@@ -140,24 +173,30 @@ def _names(allowed: list[str] | None, host: str, api_key_file: Path | None) -> t
 
     Else a page of any site could, under a name that it points here, ask and read like the service's own.
     """
+    if allowed and not all(allowed):
+        raise typer.BadParameter(
+            "'' is no name; choose another, or leave it out.", param_hint="--allowed-host"
+        )
     if allowed:
         return tuple(allowed)
     return ("localhost",) if host in _LOCAL and api_key_file is None else ()
 
 
-def _pixels(size: str) -> int:
-    width, cross, height = size.lower().partition("x")
-    if not (cross and width.isdecimal() and height.isdecimal() and int(width) * int(height)):
-        text = f"'{size}' is no size; write width x height in pixels, such as 1024x1024."
-        raise typer.BadParameter(text, param_hint="--max-size")
-    return int(width) * int(height)
+def _area(size: tuple[int, int]) -> int:
+    width, height = size
+    return width * height
 
 
 @contextlib.contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
     """A bound socket: a port that is taken is told before any weight is read."""
+    if not host:  # it would mean every address of this machine
+        text = "it is empty; choose an address of this machine, or 0.0.0.0 for all of them."
+        raise typer.BadParameter(text, param_hint="--host")
     if not 0 <= port <= 65535:
-        raise typer.BadParameter(f"{port} is not possible; choose 0 to 65535.", param_hint="--port")
+        raise typer.BadParameter(
+            f"{shortened(port)} is not possible; choose 0 to 65535.", param_hint="--port"
+        )
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -169,6 +208,9 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         except BaseException:
             bound.close()
             raise
+    except UnicodeError as error:  # from making it a name of the network
+        text = f"'{shortened(host)}' is no address; choose another."
+        raise typer.BadParameter(text, param_hint="--host") from error
     except OSError as error:
         text = f"{host}:{port} cannot be listened on ({error.strerror or error}); choose another."
         raise typer.BadParameter(text, param_hint="--host, --port") from error

@@ -59,7 +59,7 @@ def create_app(omni: Omni, settings: ServeSettings | None = None) -> FastAPI:
         The application; ``app.state.service`` is what works behind it.
 
     Raises:
-        ModelError: The model makes no pictures.
+        ModelError: The model makes no pictures, or not from what a request holds.
     """
     settings = settings or ServeSettings()
     service = Service(omni, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from ..demo import DemoPipeline, PromptError, parse_prompt
 from ..errors import ModelError
 from .errors import refused
 from .jobs import Sampling
+from .needs import ALWAYS_GIVEN, in_python, unmet
 from .pictures import fitted, pictures_of
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ class PictureModel:
         name: Its id for clients; ``None`` takes the model's own.
 
     Raises:
-        ModelError: It makes no pictures.
+        ModelError: It makes no pictures, or not from what a request holds.
     """
 
     def __init__(self, omni: Omni, name: str | None = None) -> None:
@@ -37,11 +39,24 @@ class PictureModel:
         self.name = name or _plain_name(omni.model)
         if any("audio" in one for one in omni.sampling_arguments) and not self._given(_VIDEO):
             raise ModelError(omni.model, "makes sound, not pictures.", "Use `omni-components run`.")
+        self._refuse_other_needs()
         if not omni.accepts("generator"):
             problem = "takes no generator, so that no seed could give a picture again."
             raise ModelError(omni.model, problem, "Serve another pipeline.")
         if hasattr(omni.pipeline, "set_progress_bar_config"):
             omni.pipeline.set_progress_bar_config(disable=True)
+
+    def _refuse_other_needs(self) -> None:
+        kind = type(self.omni.pipeline)
+        missing = unmet(kind, (*ALWAYS_GIVEN, *_VIDEO))
+        if missing:
+            problem = f"needs {' and '.join(missing)}, which the endpoint has no field for."
+            advice = f"Serve a pipeline that draws from a prompt alone, or use Python: {in_python(missing)}."
+            raise ModelError(self.omni.model, problem, advice)
+        if "prompt" not in inspect.signature(kind.__call__).parameters:
+            raise ModelError(
+                self.omni.model, "takes no prompt.", "Serve a pipeline that draws what one says."
+            )
 
     def check(self, prompt: str, sampling: Sampling) -> None:
         """Refuse what this model cannot do, before it waits in a queue.
