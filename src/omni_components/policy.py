@@ -9,6 +9,7 @@ from typing import Any, Literal
 from .errors import PolicyError, nearest
 
 ROLE_ALIASES = {"text_encoder": "encoder", "transformer": "dit"}  # vLLM-Omni says text_encoder
+PAIRS_WORDS = {"encoder": "text_encoder"}  # and whoever brings a pair of its own knows no other
 # Of the free device memory, what stays free for the computing where only measuring can tell how much there is.
 HEADROOM = 0.2
 
@@ -36,7 +37,8 @@ class OffloadPolicy:
         mode: ``"swap"`` lets components take turns; ``"auto"`` keeps everything on the device where it fits
             with headroom. What a field says about who takes turns goes before that.
         offload_components: Roles that are swapped (``encoder``, ``dit``, and ``vae`` with
-            ``vae="exclusive"``); the others stay on the device. ``None``: all.
+            ``vae="exclusive"``); the others stay on the device, and send these home when they are used.
+            ``None``: all.
         arena: ``"keep"`` holds one device buffer, as large as the largest member, with stable addresses;
             ``"fit"`` takes and gives back the bytes of each component at each switch.
         device_memory: Bytes of the device that may be used for weights; more is refused before it moves.

@@ -24,14 +24,16 @@ _ROWS = """
 errors sizes
 protocols
 policy
-components/component components/wrappers components/unread components/tensors components/computed
+components/component components/wrappers components/unread components/tensors components/grouping components/computed
 components/roster components/area components/patterns
+components/paths components/declaration components/unmovable components/nested components/seating
 components/recipe components/omni_models components/discovery components/recipes
 residency/events residency/scope residency/threads residency/graph residency/book residency/turns residency/checks
 residency/order residency/switch residency/gate residency/nesting residency/ledger
 transfer/device transfer/hostmemory transfer/masters transfer/home transfer/arena transfer/cargo
 transfer/ahead transfer/inspection transfer/staging transfer/mover
-loading/classes loading/files loading/deferred loading/checkpoint loading/keys loading/build loading/fill loading/load
+loading/classes loading/files loading/readahead loading/deferred loading/checkpoint loading/keys loading/build
+loading/fill loading/load
 report
 attach/hooks attach/methods attach/adapters attach/mixin attach/split attach/diffusers attach/modular attach/inventory
 attach/fleet attach/auto attach/pipeline

@@ -128,21 +128,17 @@ def test_cosmos3_whose_masters_are_made_twice(tmp_path, sim, saved):
 # --- text models that generate ----------------------------------------------------------------------------------
 
 
+def text_model(**more: Any) -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    shape = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    return Qwen2ForCausalLM(Qwen2Config(**shape, **heads, **more))
+
+
 @pytest.mark.parametrize("masters", MASTERS)
 def test_an_encoder_that_forgets_how_it_generates(tmp_path, masters):
     """``generation_config.json`` beside the weights says when to stop, and what to sample."""
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=32,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            tie_word_embeddings=True,
-        )
-    )
+    model = text_model(tie_word_embeddings=True)
     model.generation_config.max_new_tokens = 7
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = 31
     model.generation_config.repetition_penalty = 1.5
@@ -225,16 +221,7 @@ def test_float8_weights_of_diffusers_that_are_cast_otherwise(tmp_path, dtype):
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
 def test_float8_weights_of_transformers_that_are_cast_otherwise(tmp_path, dtype):
-    Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=32,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-        )
-    ).save_pretrained(tmp_path)
+    text_model().save_pretrained(tmp_path)
     folder = with_float8(tmp_path, "model.safetensors")
     mine = load_components(folder, dtype=dtype)
     assert same_bits(mine, Qwen2ForCausalLM.from_pretrained(folder, dtype=dtype or "auto"))

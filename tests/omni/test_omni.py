@@ -155,7 +155,7 @@ def test_an_unknown_sampling_argument_is_refused_with_the_nearest_name(wrong, ri
 
 def test_an_argument_that_a_pipeline_would_swallow_in_its_kwargs_is_refused(picture_folder):
     with Omni(picture_folder, device="cpu") as omni:
-        assert "kwargs" in omni._parameters
+        assert "kwargs" in omni._arguments.parameters
         with pytest.raises(PolicyError, match="one of num_inference_steps"):
             omni.generate("x", num_inference_step=2)
         with pytest.raises(PolicyError, match="return_dict"):

@@ -12,7 +12,7 @@ from torch import nn
 
 from omni_components import Component, OffloadPolicy, ResidencyLedger, Role
 from omni_components.components.area import Area
-from omni_components.components.tensors import extents, overlapping
+from omni_components.components.grouping import extents, overlapping
 from omni_components.protocols import Moved
 from omni_components.testing import SimulatedAccelerator
 from omni_components.testing.machine import NESTING, ResidencyMachine

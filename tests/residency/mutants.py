@@ -771,10 +771,13 @@ def loses_the_place_of_a_view(patch: pytest.MonkeyPatch) -> None:
 
 @fault(MOVER, "I7")
 def copies_all_but_the_last_run(patch: pytest.MonkeyPatch) -> None:
-    copies = Cargo.copies
-    patch.setattr(
-        Cargo, "copies", lambda self, block: list(copies(self, block))[:-1] or list(copies(self, block))
-    )
+    copies = Cargo.copies_as_read
+
+    def all_but_the_last(self: Cargo, block: Any) -> list[Any]:
+        every = list(copies(self, block))
+        return every[:-1] or every
+
+    patch.setattr(Cargo, "copies_as_read", all_but_the_last)
 
 
 @fault(MOVER, "I7")

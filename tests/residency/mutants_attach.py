@@ -184,7 +184,7 @@ def takes_a_star_for_the_first_name_only(patch: pytest.MonkeyPatch) -> None:
     CASES + "test_declaring.py::test_c13_a_component_inside_another_is_refused_with_both_paths",
 )
 def lets_components_lie_inside_each_other(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(discovery, "_refuse_nested", nothing)
+    patch.setattr(discovery, "refuse_nested", nothing)
 
 
 @fault(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..components.discovery import Declaration
-from ..components.tensors import extents, overlapping, span
+from ..components.declaration import Declaration
+from ..components.grouping import extents, overlapping, span
 from ..errors import UnknownComponentError, format_bytes
 from ..policy import HEADROOM, OffloadPolicy, left_for_weights
 from ..transfer.device import backend_for

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from ..components.component import Component, conflict
-from ..components.discovery import SHARED, Declaration, Found, unwrapped
+from ..components.declaration import SHARED, Declaration, Found
+from ..components.paths import unwrapped
 from ..errors import DeclarationError, OwnershipError, PolicyError
 from ..policy import OffloadPolicy
 from ..residency.ledger import ResidencyLedger
@@ -227,7 +228,7 @@ class Fleet:
 
         for _, module in found.called:
             later(announce(unwrapped(module), self.device))
-            if not component.resident or found.planned:
+            if not component.resident or found.planned or found.clears:
                 self._hook(found, module, later)
         return attached
 
@@ -293,6 +294,8 @@ class Fleet:
             self._everything |= {one.name for one in components}
             if any(not one.resident for one in declared):
                 return  # even one alone goes home at the end of a diffusers pipeline's call
+        if any(one.clears for one in declared):
+            return  # a role that stays sends them home
         if not any(self._conflict(one, other) for one in declared for other in everyone.values()):
             listed = ", ".join(f"{one.name} ({one.role})" for one in declared) or "nothing"
             raise DeclarationError(

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 from ..components.area import FixedArea
 from ..components.component import Component, Role
-from ..components.discovery import Found
-from ..components.tensors import Extent, Slot, extents, overlapping, refuse_unmovable, span
+from ..components.declaration import Found
+from ..components.grouping import Extent, extents, overlapping, span
+from ..components.tensors import Slot
+from ..components.unmovable import refuse_unmovable
 
 
 def divide(

@@ -7,18 +7,22 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields as fields_of
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
 import torch
 
 from ..components.component import Component
-from ..components.discovery import Declaration, discover, loose_tensors, unwrapped
+from ..components.declaration import Declaration
+from ..components.discovery import discover
 from ..components.omni_models import recipe_for
+from ..components.paths import unwrapped
 from ..components.recipe import Recipe
 from ..components.recipes import follows_its_sequence, from_diffusers, is_diffusers_pipeline
+from ..components.unmovable import loose_tensors
 from ..errors import DeclarationError, PolicyError, ResidencyWarning, ScopeError, UnknownComponentError
-from ..policy import OffloadPolicy
+from ..policy import PAIRS_WORDS, OffloadPolicy
 from ..protocols import SupportsOmniOffload
 from ..report.report import ResidencyReport
 from ..residency.events import ResidencyEvent
@@ -276,7 +280,10 @@ def _enable(
 ) -> Offload:
     recipe = recipe or recipe_for(target)
     if recipe is None and follows_its_sequence(target):
-        declaration = from_diffusers(target, policy)
+        # Of what the device has, others of a shared ledger have their share.
+        declaration = from_diffusers(
+            target, policy if ledger is None else replace(policy, device_memory=None)
+        )
     else:
         declaration = discover(target, policy, recipe)
     for found in declaration.found:
@@ -315,7 +322,9 @@ def _fleet(
     declaration: Declaration, device: torch.device, policy: OffloadPolicy, ledger: ResidencyLedger | None
 ) -> Fleet:
     if ledger is None:
-        keep = policy.arena == "keep" or (policy.arena is None and not declaration.everything)
+        # Who is sent home by one that stays leaves no successor: kept, its bytes would be of use to nobody.
+        fit = declaration.everything or any(one.clears for one in declaration.found)
+        keep = policy.arena == "keep" or (policy.arena is None and not fit)
         return Fleet(device, policy, keep_arena=keep, owner=declaration.owner)
     fleet = fleet_of(ledger)
     if fleet.device != device:
@@ -366,7 +375,10 @@ def _delegated(
 ) -> Offload:
     """The target enables itself; if it does so through ``offload(self)``, that handle is the answer."""
     _refuse_what_the_pair_cannot_take(target, policy, ledger)
-    roles = {} if policy.offload_components is None else {"offload_components": policy.offload_components}
+    asked = policy.offload_components
+    roles = (
+        {} if asked is None else {"offload_components": frozenset(PAIRS_WORDS.get(one, one) for one in asked)}
+    )
     _DELEGATING.add(id(target))
     try:
         # `use_hsdp` has no default in vLLM-Omni's protocol.

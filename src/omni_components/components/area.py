@@ -94,6 +94,10 @@ class FixedArea:
         """The filled slots."""
         return (slot for slot in self._slots if slot.tensor is not None)
 
+    def modules(self) -> list[tuple[str, nn.Module]]:
+        """None: it covers slots only."""
+        return []
+
     def leave_out(self, modules: Iterable[nn.Module] = (), slots: Iterable[Slot] = ()) -> None:
         """Exclude slots of shared tensors."""
         gone = {(id(one.module), one.name) for one in slots}

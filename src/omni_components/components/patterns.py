@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
 
 from ..errors import ComponentNotFoundError, DeclarationError
-from .area import Area
+from .area import Area, FixedArea
 from .tensors import Slot
 
 
@@ -98,8 +98,8 @@ def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module | torch.Tensor
         yield from ((name, child) for name, child in table.items() if child is not None)
 
 
-def rest_of(model: nn.Module, areas: Mapping[str, Area], prefix: str) -> list[Slot]:
-    """The slots of a model that are in no part: they stay on the device."""
-    claimed = {(id(slot.module), slot.name) for area in areas.values() for slot in area.slots()}
+def rest_of(model: nn.Module, areas: Iterable[Area | FixedArea], prefix: str) -> list[Slot]:
+    """The slots of a model that are in no part, or in no component: they stay on the device."""
+    claimed = {(id(slot.module), slot.name) for area in areas for slot in area.slots()}
     everything = Area(model, [""], prefix).slots()
     return [slot for slot in everything if (id(slot.module), slot.name) not in claimed]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -10,7 +11,9 @@ from ..errors import DeclarationError
 from ..policy import OffloadPolicy
 from .area import FixedArea
 from .component import Role
-from .discovery import Declaration, Found, components_of, declares_components, finish, seat_encoders
+from .declaration import Declaration, Found
+from .discovery import components_of, declares_components, finish
+from .seating import room_for, seat_encoders
 
 # Methods besides ``forward`` through which pipelines use components; each opens a scope where it exists.
 ENTRY_POINTS = (
@@ -21,6 +24,7 @@ ENTRY_POINTS = (
     "encode_text",
     "get_text_features",
     "get_image_features",
+    "_encode",  # AnyFlow's pipelines encode a given film by it
 )
 
 
@@ -59,7 +63,7 @@ def from_diffusers(pipeline: Any, policy: OffloadPolicy) -> Declaration:
     back, it stays (not a VAE with ``vae="exclusive"``, nor encoders with ``exclusive_encoders``). So one is there
     at a time while a pipeline goes through its sequence, and nothing travels twice where it goes back and forth:
     a picture that the VAE encodes first, an expert after another at each step. Encoders that fit together into
-    the room of the largest stay together: see :func:`~.discovery.seat_encoders`.
+    the room of the largest, or into ``device_memory``, stay together: see :func:`~.seating.seat_encoders`.
 
     What is not in the sequence, such as most ControlNets, comes at its first call and stays to the end of the
     request; of these, ``_exclude_from_cpu_offload`` is resident, save in a pipeline that holds others, where it
@@ -92,12 +96,13 @@ def from_diffusers(pipeline: Any, policy: OffloadPolicy) -> Declaration:
         role = Role.RESIDENT if name in excluded and name not in order else role_of(name)
         for one in components_of(name, role, [(name, modules[name])], owner, _swapping_vaes(policy)):
             one.exclusive = name in order
-            found.append(one)
+            found += [one, *_taken_out(one, pipeline, policy)]
     _hoist(found, pipeline)
     declaration = finish(Declaration(owner, found, everything=True), None, policy)
     turns = [one for one in declaration.found if one.exclusive and not one.resident]
     if not policy.exclusive_encoders:
-        seat_encoders([one for one in turns[:-1] if one.role is not Role.VAE])
+        seated = [one for one in turns[:-1] if one.role is not Role.VAE]
+        seat_encoders(seated, room_for(seated, declaration, policy))
     for place, one in enumerate(turns):
         one.clears = [other for other in turns[:place] if _stays(one, other, turns, policy)]
     return declaration
@@ -111,9 +116,38 @@ _READ_BETWEEN_CALLS = {
 }
 
 
+# Modules that a pipeline's class calls past the component that they lie in, which is away by then.
+_CALLED_ALONE = {
+    "MotifVideoImage2VideoPipeline": (
+        "text_encoder.vision_tower",
+    ),  # diffusers 0.42: it sees the picture after the VAE has
+}
+
+
+def called_alone(pipeline: Any) -> list[str]:
+    """The modules inside components of a diffusers pipeline that are components of their own, by path."""
+    return sorted(_of_class(_CALLED_ALONE, pipeline))
+
+
+def _taken_out(outer: Found, pipeline: Any, policy: OffloadPolicy) -> Iterator[Found]:
+    """What is called alone of a component: so it comes by itself, and the rest need not come back for it."""
+    modules = dict(outer.area.modules())
+    for path in (one for one in called_alone(pipeline) if one in modules):
+        outer.area.leave_out(modules=modules[path].modules())
+        owner = type(pipeline).__name__
+        for one in components_of(path, outer.role, [(path, modules[path])], owner, _swapping_vaes(policy)):
+            one.exclusive = outer.exclusive
+            one.beside, outer.beside = [outer], [*outer.beside, one]  # the component may call it, too
+            yield one
+
+
+def _of_class(known: Mapping[str, tuple[str, ...]], pipeline: Any) -> set[str]:
+    return {path for base in type(pipeline).__mro__ for path in known.get(base.__name__, ())}
+
+
 def _hoist(found: list[Found], pipeline: Any) -> None:
     """Keep on the device what the pipeline reads between the calls of its components."""
-    wanted = {path for base in type(pipeline).__mro__ for path in _READ_BETWEEN_CALLS.get(base.__name__, ())}
+    wanted = _of_class(_READ_BETWEEN_CALLS, pipeline)
     for one in list(found) if wanted else ():
         for slot in [slot for slot in one.area.slots() if slot.path in wanted]:
             one.area.leave_out(slots=[slot])

@@ -1,4 +1,4 @@
-"""Tensors of a component, grouped by the memory they share; the ONE place that rebinds a module's tensors.
+"""Tensors of a component in their two places, host and device; the ONE place that rebinds a module's tensors.
 
 A *slot* is where a module registers a tensor. A *member* is one tensor with all its slots. A *group* is the
 members whose bytes overlap: it moves as one range of bytes, so that aliases stay aliases.
@@ -11,16 +11,12 @@ A member crosses in one of two ways, chosen once, at attach:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
-
-from ..errors import UnsupportedTensorError
-from .wrappers import cannot_be_rebuilt, is_elsewhere, is_wrapper, leaves
 
 ALIGNMENT = 256  # bytes; what CUDA's allocator gives a fresh tensor, and kernels count on
 
@@ -229,172 +225,3 @@ def twin(original: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     if hasattr(original, "__dict__"):
         copy.__dict__ = original.__dict__  # an attribute set on one side is seen on the other
     return copy
-
-
-def refuse_unmovable(component: str, slot: Slot) -> None:
-    """Raise for a tensor that has no bytes of its own to move, nor of inner tensors.
-
-    Raises:
-        UnsupportedTensorError: It names the tensor, the reason and what to do.
-    """
-    tensor: Any = slot.tensor
-    if not is_wrapper(tensor):
-        _refuse_unmovable(component, slot.path, tensor)
-        return
-    reason = is_elsewhere(tensor)
-    if reason is None:
-        for path, leaf in leaves(tensor, slot.path):
-            _refuse_unmovable(component, path, leaf)
-        reason = cannot_be_rebuilt(tensor)
-    if reason is not None:
-        raise UnsupportedTensorError(component, slot.path, reason, _BY_HAND)
-
-
-_BY_HAND = "Put it on the device yourself, as a plain attribute instead of a parameter or buffer."
-
-
-def _refuse_unmovable(component: str, path: str, tensor: Any) -> None:
-    kind = type(tensor).__name__
-    if isinstance(tensor, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
-        raise UnsupportedTensorError(
-            component, path, "is not initialised", "Run the module once before enabling."
-        )
-    if not isinstance(tensor, torch.Tensor):
-        raise UnsupportedTensorError(component, path, f"is a {kind}, not a tensor", _BY_HAND)
-    if type(tensor).__torch_dispatch__ not in (
-        torch.Tensor.__torch_dispatch__,
-        nn.Parameter.__torch_dispatch__,
-    ):
-        reason = f"is a {kind}, which does not say where its bytes are (no __tensor_flatten__)"
-        raise UnsupportedTensorError(component, path, reason, _BY_HAND)
-    if type(tensor).__module__.partition(".")[0] == "bitsandbytes":
-        reason = f"is a {kind}, whose quantisation state lies outside of it"
-        raise UnsupportedTensorError(component, path, reason, _BY_HAND)
-    if tensor.is_meta:
-        raise UnsupportedTensorError(
-            component, path, "is on the meta device", "Load the weights before enabling."
-        )
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
-        reason = f"is not a plain strided tensor ({tensor.layout})"
-        raise UnsupportedTensorError(component, path, reason, _BY_HAND)
-
-
-# --- grouping -------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Extent:
-    """The bytes ``[low, high)`` of a storage that one tensor covers; its slots hold it, or a wrapper around it."""
-
-    storage: tuple[str, int]
-    low: int
-    high: int
-    tensor: torch.Tensor
-    slots: list[Slot]
-    path: str
-
-
-def extents(slots: Iterable[Slot]) -> list[Extent]:
-    """One extent per distinct tensor, with all its slots, sorted by place in memory; wrappers by their leaves."""
-    found: dict[int, Extent] = {}
-    for slot in slots:
-        if slot.tensor is None:
-            continue
-        for path, tensor in leaves(slot.tensor, slot.path):
-            if id(tensor) in found:
-                found[id(tensor)].slots.append(slot)
-            else:
-                found[id(tensor)] = _extent(tensor, slot, path)
-    return sorted(found.values(), key=lambda one: (one.storage, one.low))
-
-
-def _extent(tensor: torch.Tensor, slot: Slot, path: str) -> Extent:
-    storage = tensor.untyped_storage()
-    size = tensor.element_size()
-    low = int(tensor.storage_offset()) * size
-    reach = sum((count - 1) * stride for count, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    high = low + (reach + 1) * size if tensor.numel() else low
-    # An empty tensor has no address: it is alone in its group. One without memory (a plan's) is known by its storage.
-    place = -id(tensor) if not storage.nbytes() else storage._cdata if tensor.is_meta else storage.data_ptr()
-    return Extent((str(tensor.device), place), low, high, tensor, [slot], path)
-
-
-def overlapping(found: Iterable[Extent]) -> Iterator[list[Extent]]:
-    """Sorted extents in runs whose bytes overlap."""
-    run: list[Extent] = []
-    high = 0
-    for one in found:
-        if run and (one.storage != run[0].storage or one.low >= high):
-            yield run
-            run, high = [], 0
-        run.append(one)
-        high = max(high, one.high)
-    if run:
-        yield run
-
-
-def span(run: Iterable[Extent]) -> int:
-    """Bytes that a group of these extents takes on the device, the rounding up to the next place included."""
-    low, high = reach(run)
-    return -(-(high - low) // ALIGNMENT) * ALIGNMENT
-
-
-def reach(run: Iterable[Extent]) -> tuple[int, int]:
-    """From where to where the extents reach; it starts at a multiple of every element size."""
-    run = list(run)
-    return min(one.low for one in run) // 16 * 16, max(one.high for one in run)
-
-
-def make_group(
-    run: list[Extent], *, crosses: bool, partners: Mapping[int, torch.Tensor] | None = None
-) -> Group:
-    """A group over the memory where its tensors are now; nothing moves or is rebound.
-
-    Args:
-        run: Extents whose bytes overlap.
-        crosses: Whether ``.data =`` can carry a host tensor object to the device and back.
-        partners: The object of the other side for tensors (by ``id``) that have one already.
-    """
-    low, high = reach(run)
-    members = []
-    for one in run:
-        tensor = one.tensor
-        offset = int(tensor.storage_offset()) - low // tensor.element_size()
-        geometry = (tuple(tensor.shape), tuple(tensor.stride()), offset)
-        slots = [slot for slot in one.slots if slot.tensor is tensor]
-        # A wrapper's device is fixed when it is made: its inner tensors never cross.
-        alone = len(slots) == len(one.slots)
-        host, device = _objects(tensor, crosses and alone, (partners or {}).get(id(tensor)))
-        member = Member(slots, host, device, tensor.dtype, geometry, home=tensor.detach(), inner=one.path)
-        if tensor.device.type != "cpu":
-            member.away, member.away_address = member.home, tensor.data_ptr()
-            member.version = 0 if tensor.is_inference() else tensor._version
-        members.append(member)
-    return Group(
-        members, _bytes_of(run[0].tensor, low, high), norms=_norms(slot for one in run for slot in one.slots)
-    )
-
-
-def _norms(slots: Iterable[Slot]) -> tuple[nn.Module, ...]:
-    running = ("running_mean", "running_var")
-    return tuple(one.module for one in slots if one.name in running and isinstance(one.module, _NormBase))
-
-
-def _bytes_of(tensor: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-    return whole[low:high]
-
-
-def _objects(
-    tensor: torch.Tensor, crosses: bool, partner: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The objects for the two sides; ``None`` for one that is made at its first use."""
-    on_host = tensor.device.type == "cpu"
-    if tensor.is_inference():
-        # It has no version counter, so that a write would go unseen: a normal tensor takes its place.
-        tensor = twin(tensor, torch.empty_like(tensor))
-    if crosses:
-        return tensor, tensor
-    if on_host:
-        return tensor, partner
-    return partner if partner is not None else twin(tensor, torch.empty(0, dtype=tensor.dtype)), tensor

@@ -17,7 +17,8 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 if TYPE_CHECKING:
-    from .tensors import Extent, Group, Member, Slot
+    from .grouping import Extent
+    from .tensors import Group, Member, Slot
 
 _WRAPS = {torch.Tensor: False, nn.Parameter: False}  # by class: asked for each tensor, and answered slowly
 

@@ -6,10 +6,8 @@ what its half computes is the same at every step, and it can be computed once an
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Hashable
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from diffusers.hooks.sea_cache import SeaCacheConfig
@@ -24,28 +22,14 @@ from ..components.area import Area
 from ..components.patterns import matches
 from ..errors import DeclarationError
 from ..residency.scope import OffloadScope
+from .cosmos3_calls import arguments_of, inputs_of, misplaced, text_positions
 from .cosmos3_layer import draw, read
+from .methods import followed, signed
 from .prompts import Inputs, PromptMemories, PromptMemory, Sighting
 
 # Where diffusers loads a saved pipeline, it looks for the base of a component's class in that class's module.
 __all__ = ["Cosmos3SplitPipeline", "Cosmos3SplitTransformer", "ModelMixin"]
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def _signed(original: Callable[..., Any]) -> Callable[[_Function], _Function]:
-    """Give a function the signature of another: diffusers inspects it, and the types in it."""
-
-    def sign(function: _Function) -> _Function:
-        function.__wrapped__ = original  # type: ignore[attr-defined]
-        function.__annotations__ = original.__annotations__
-        return function
-
-    return sign
-
-
-_CALL = inspect.signature(Cosmos3OmniTransformer.forward)
-_GENERATED = ("vision_sequence_indexes", "sound_sequence_indexes", "action_sequence_indexes")
 _WHOLE_LAYERS = "needs whole layers, and the split model runs each half of a layer by itself."
 _USE_JOINT = "Use diffusers' Cosmos3OmniTransformer for it."
 
@@ -114,7 +98,7 @@ class Cosmos3SplitTransformer(SplitModel, Cosmos3OmniTransformer):  # type: igno
 
     max_prompts: ClassVar[int] = 2
 
-    @_signed(Cosmos3OmniTransformer.__init__)
+    @signed(Cosmos3OmniTransformer.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         declared = type(self)._offload_components
@@ -160,7 +144,7 @@ class Cosmos3SplitTransformer(SplitModel, Cosmos3OmniTransformer):  # type: igno
             input_ids: (N,).
             position_ids: Of the text, or of the text and all that follows: (3, N or more), or (N or more,).
         """
-        ids, positions = input_ids, _text_positions(position_ids, len(input_ids))
+        ids, positions = input_ids, text_positions(position_ids, len(input_ids))
         self._memories.keep(self._recalled(ids, positions) or self._understood(ids, positions))
 
     def forget(self) -> None:
@@ -206,6 +190,9 @@ class Cosmos3SplitTransformer(SplitModel, Cosmos3OmniTransformer):  # type: igno
             precision += runtime.config, runtime.generation_high_precision
         return self._epoch, precision, sum(one._version for one in memory.weights)
 
+    def _weights_changed(self) -> None:
+        self._epoch += 1
+
     def _reasoner_weights(self) -> tuple[Tensor, ...]:
         patterns = self._offload_components["reasoner"]
         area = Area(self, [path for one in patterns for path in matches(self, one)])
@@ -214,16 +201,15 @@ class Cosmos3SplitTransformer(SplitModel, Cosmos3OmniTransformer):  # type: igno
 
     # --- the generator --------------------------------------------------------------------------------------
 
-    @_signed(Cosmos3OmniTransformer.forward)
+    @signed(Cosmos3OmniTransformer.forward)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One step, as in diffusers: same arguments, same output."""
-        call = _CALL.bind(self, *args, **kwargs).arguments
-        del call["self"]
-        inputs = [call.get(name) for name in ("input_ids", "position_ids", "text_indexes", *_GENERATED)]
+        call = arguments_of(self, args, kwargs)
+        inputs = inputs_of(call)
         obstacle = self._obstacle()
         memory = None if obstacle else self._known(inputs)
         if memory is None:
-            obstacle = obstacle or _misplaced(call)
+            obstacle = obstacle or misplaced(call)
             if obstacle:
                 return self._whole(obstacle, call)
             memory = self._noted(inputs)
@@ -265,7 +251,7 @@ class Cosmos3SplitTransformer(SplitModel, Cosmos3OmniTransformer):  # type: igno
         ids, position_ids = inputs[:2]
         assert ids is not None
         assert position_ids is not None
-        positions = _text_positions(position_ids, len(ids))
+        positions = text_positions(position_ids, len(ids))
         if torch.is_grad_enabled():
             return self._understood(ids, positions)  # its graph belongs to this call
         memory = self._recalled(ids, positions) or self._understood(ids, positions)
@@ -314,45 +300,14 @@ class Cosmos3SplitTransformer(SplitModel, Cosmos3OmniTransformer):  # type: igno
         return half(*args)
 
 
-def _text_positions(position_ids: Tensor, count: int) -> Tensor:
-    """The text's positions on the three axes, (3, 1, N), in the type in which they are used."""
-    text = position_ids[..., :count].float()
-    return text.expand(3, -1)[:, None].clone()
-
-
-def _misplaced(call: dict[str, Any]) -> str:
-    """Why the text of a call cannot be read by itself; empty if it can. Looks at values."""
-    count = call["und_len"]
-    text = call["text_indexes"]
-    if len(call["input_ids"]) != count or not torch.equal(text, torch.arange(count, device=text.device)):
-        return f"the text is not just the first {count} tokens."
-    for name in _GENERATED:
-        indexes = call.get(name)
-        if indexes is not None and bool((indexes < count).any()):
-            return f"{name} lie among the first {count} tokens, which are text."
-    return ""
-
-
-def _noticed(name: str) -> Callable[..., Any]:
-    """A method that changes the weights: what they have read before counts no more."""
-    original = getattr(Cosmos3OmniTransformer, name)
-
-    @functools.wraps(original)
-    def method(self: Cosmos3SplitTransformer, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            self._epoch += 1
-
-    return method
-
-
+# Methods that change the weights: what these have read before counts no more.
 for _name in (
     *("_apply", "load_state_dict", "load_lora_adapter", "add_adapter", "delete_adapters", "unload_lora"),
     *("set_adapter", "set_adapters", "enable_adapters", "disable_adapters", "enable_lora", "disable_lora"),
     *("fuse_lora", "unfuse_lora"),
 ):
-    setattr(Cosmos3SplitTransformer, _name, _noticed(_name))
+    _original = getattr(Cosmos3OmniTransformer, _name)
+    setattr(Cosmos3SplitTransformer, _name, followed(_original, Cosmos3SplitTransformer._weights_changed))
 
 
 class Cosmos3SplitPipeline(Cosmos3OmniPipeline):
@@ -366,13 +321,13 @@ class Cosmos3SplitPipeline(Cosmos3OmniPipeline):
     # So that `load_components` fills each part's masters, not the joint model's.
     _loads_instead: ClassVar[dict[type, type]] = {Cosmos3OmniTransformer: Cosmos3SplitTransformer}
 
-    @_signed(Cosmos3OmniPipeline.__init__)
+    @signed(Cosmos3OmniPipeline.__init__)
     def __init__(self, transformer: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(transformer, Cosmos3OmniTransformer):
             transformer = Cosmos3SplitTransformer.from_joint(transformer)
         super().__init__(transformer, *args, **kwargs)
 
-    @_signed(Cosmos3OmniPipeline.__call__)
+    @signed(Cosmos3OmniPipeline.__call__)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One request, as in diffusers: same arguments, same output."""
         self.transformer.forget()

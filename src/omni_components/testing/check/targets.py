@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...components.discovery import unwrapped
+from ...components.paths import unwrapped
 from ...components.recipes import is_diffusers_pipeline
 from ...components.wrappers import leaves
 from .outputs import difference

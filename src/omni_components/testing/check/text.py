@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ...components.discovery import REST
+from ...components.declaration import REST
 from ...errors import format_bytes
 from .records import CheckFinding, CheckReport
 
