@@ -1,6 +1,6 @@
 """Every diffusers pipeline that declares an offload order: resident, by diffusers' own offload, by ours.
 
-``python benchmarks/diffusers_sweep.py --json FILE`` runs all; ``--only NAME`` some; ``--quick`` a dozen;
+``python benchmarks/diffusers_sweep.py --json FILE`` runs all; ``--only NAME`` some; ``--quick`` one of a kind;
 ``--resume`` keeps the rows that FILE has; ``--docs`` writes ``docs/diffusers.md`` from FILE's rows.
 """
 
@@ -36,6 +36,8 @@ QUICK = (
     "VisualClozePipeline",
     "ShapEPipeline",
     "LEditsPPPipelineStableDiffusionXL",
+    "MotifVideoImage2VideoPipeline",
+    "RFD4ProteinaPipeline",
     "DDIMPipeline",
 )
 

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from omni_components import Offload, offload
+from omni_components.components.recipes import called_alone
 from omni_components.errors import OmniComponentsError
 from omni_components.residency.events import EventKind
 from omni_components.testing import SimulatedAccelerator
@@ -100,7 +102,7 @@ def compare(case: Case, module: str) -> Row:
             row.reason = f"resident: {resident.error}"
             return row
         row.reason = _useless(resident.outputs)
-        row.weights = sum(weight_bytes(one) for _, one in modules(case.build(module)))
+        row.weights = sum(weight_bytes(parts) for _, parts in modules(case.build(module)))
         theirs = _run(case, module, sim, _theirs)
         ours = _run(case, module, sim, _ours)
         row.runs_diffusers, row.runs_ours = not theirs.error, not ours.error
@@ -124,19 +126,24 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
-def modules(pipeline: Any) -> list[tuple[str, nn.Module]]:
-    """The components that have weights, each once."""
-    found = {id(one): (name, one) for name, one in pipeline.components.items() if isinstance(one, nn.Module)}
-    return list(found.values())
+def modules(pipeline: Any) -> list[tuple[str, list[nn.Module]]]:
+    """The components that have weights, each once, by the modules in them; what is called alone is apart."""
+    named = {id(one): (name, one) for name, one in pipeline.components.items() if isinstance(one, nn.Module)}
+    whole = dict(named.values())
+    alone = {path: attrgetter(path)(pipeline) for path in called_alone(pipeline)}
+    apart = {id(one) for module in alone.values() for one in module.modules()}
+    rest = {name: [one for one in module.modules() if id(one) not in apart] for name, module in whole.items()}
+    return [*rest.items(), *((path, list(module.modules())) for path, module in alone.items())]
 
 
-def weight_bytes(module: nn.Module) -> int:
-    """Bytes of a module's storages, each once."""
+def weight_bytes(parts: list[nn.Module]) -> int:
+    """Bytes of the storages of some modules' own tensors, each once."""
     held = {
-        one.untyped_storage()._cdata: one.untyped_storage()
-        for one in (*module.parameters(), *module.buffers())
+        tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
+        for one in parts
+        for tensor in (*one.parameters(recurse=False), *one.buffers(recurse=False))
     }
-    return sum(one.nbytes() for one in held.values())
+    return sum(held.values())
 
 
 def _useless(outputs: list[list[torch.Tensor]]) -> str:
@@ -189,7 +196,7 @@ def _ours(case: Case, pipeline: Any, sim: SimulatedAccelerator, run: Run) -> Non
         raise OmniComponentsError(f"{len(sim.races)} races: {sim.races[0]}")
 
 
-def _loaded(handle: Offload, parts: dict[str, nn.Module]) -> int:
+def _loaded(handle: Offload, parts: dict[str, list[nn.Module]]) -> int:
     sizes = {one.name: weight_bytes(parts[one.name]) for one in handle.components if not one.resident}
     loads = [event for event in handle.events if event.kind is EventKind.LOAD and event.component in sizes]
     return sum(min(event.bytes, sizes[event.component]) for event in loads)  # what is shared stays
@@ -207,7 +214,7 @@ def _requests(case: Case, pipeline: Any, sim: SimulatedAccelerator, run: Run) ->
 @contextmanager
 def _watched(pipeline: Any, device: torch.device, run: Run) -> Iterator[None]:
     """Look at every call of every module, from outside, whose weights are on the device."""
-    watched = [(weight_bytes(module), _largest(module)) for _, module in modules(pipeline)]
+    watched = [(weight_bytes(parts), _largest(parts)) for _, parts in modules(pipeline)]
 
     def look(*_: Any) -> None:
         there = sum(size for size, at in watched if at is not None and at[0][at[1]].device == device)
@@ -221,11 +228,11 @@ def _watched(pipeline: Any, device: torch.device, run: Run) -> Iterator[None]:
             handle.remove()
 
 
-def _largest(module: nn.Module) -> tuple[dict[str, Any], str] | None:
-    """Where a module's largest tensor is registered: the one that tells where the module is."""
+def _largest(parts: list[nn.Module]) -> tuple[dict[str, Any], str] | None:
+    """Where the largest tensor of some modules is registered: the one that tells where they are."""
     places = [
         (tensor.numel(), table, name)
-        for one in module.modules()
+        for one in parts
         for table in (one._parameters, one._buffers)
         for name, tensor in table.items()
         if tensor is not None

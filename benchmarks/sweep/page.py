@@ -56,7 +56,9 @@ with diffusers' own offload: a picture that the VAE encodes before the denoiser 
 room of the largest component stay together. What is outside of the order comes at its first call and leaves at the
 end of the request; what is excluded from offload is resident; what has no `forward` is left to its pipeline. A
 pipeline that holds others (Kandinsky's combined ones, VisualCloze) frees each one's components when that one's call
-ends. A pipeline of one component has it home between requests.
+ends. A pipeline of one component has it home between requests. What a pipeline calls past the component that it lies
+in (the eyes of Motif-Video's text encoder) is a component of its own. With `offload_components` only the roles that
+it names take turns; the others stay, and send these home when they are used.
 
 ## The classes
 

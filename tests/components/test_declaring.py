@@ -194,10 +194,10 @@ def test_nothing_to_swap_is_an_error_that_says_what_was_found(sim, lists, found)
     assert (footprint(pipe), places(pipe)) == before
 
 
-def test_roles_that_leave_only_one_component_to_swap_are_refused_likewise(sim):
-    """``offload_components`` makes the encoder resident: there is nothing left that the DiT could take turns with."""
+def test_a_role_that_nobody_would_send_home_is_refused_likewise(sim):
+    """There is no encoder that the one DiT could make way for."""
     with pytest.raises(DeclarationError, match="nothing to swap"):
-        offload(pipe_with(), sim.device, offload_components={"dit"})
+        offload(pipe_with({"_encoder_modules": []}), sim.device, offload_components={"dit"})
 
 
 @pytest.mark.parametrize(

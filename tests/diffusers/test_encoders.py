@@ -15,12 +15,14 @@ from torch import nn
 from omni_components import Component, OffloadPolicy, Role, offload
 from omni_components.components.area import Area
 from omni_components.components.component import conflict
-from omni_components.components.discovery import Found, seat_encoders
+from omni_components.components.declaration import Found
+from omni_components.components.seating import seat_encoders
 from omni_components.testing import SimulatedAccelerator
 from tests.diffusers import tiny
 
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 KIB = 1 << 10
+ASKED = {"height": 16, "width": 16, "num_inference_steps": 2, "output_type": "pt"}
 
 
 def found(name: str, kib: int, role: Role = Role.ENCODER, **more: Any) -> Found:
@@ -58,6 +60,14 @@ def test_the_room_is_that_of_those_that_take_turns(more: dict[str, Any]) -> None
     """What stands outside of the turns is there as well: its room cannot be given twice."""
     large = found("controlnet", 99, Role.DIT, **more)
     assert seated(found("a", 6), found("b", 6), found("dit", 10, Role.DIT), large)["a"] == []
+
+
+def test_the_largest_member_may_have_company_if_there_is_room_for_all() -> None:
+    members = [found("clip", 2), found("clip_2", 3), found("t5", 12), found("dit", 10, Role.DIT)]
+    seat_encoders(members, 17 * KIB - 1)
+    assert not any(one.beside for one in members)
+    seat_encoders(members, 17 * KIB)
+    assert [len(one.beside) for one in members] == [2, 2, 2, 0]
 
 
 @given(st.lists(st.integers(0, 40), max_size=6), st.lists(st.integers(0, 40), min_size=1, max_size=3))
@@ -107,6 +117,40 @@ def test_the_encoders_stand_beside_each_other_and_nobody_beside_the_transformer_
         handle.load("transformer")
         assert set(handle.ledger.present) == {"transformer", "vae"}
         handle.ledger.audit()
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_a_large_text_encoder_that_sends_the_small_ones_home_although_there_is_room(
+    sim: SimulatedAccelerator, spare: int
+) -> None:
+    """I1, I8: guidance then asks all of them twice, and each is loaded once; a byte less, and T5 stands alone."""
+    pipeline = tiny.stable_diffusion_3(layers=10)
+    with offload(pipeline, sim.device) as handle:
+        size = handle.ledger.size
+        assert size("text_encoder_3") > size("transformer")
+        needed = sum(size(name) for name in (*ENCODERS, "vae"))
+        assert not any(one.beside for one in handle.components)
+    with offload(pipeline, sim.device, device_memory=needed + spare) as handle:
+        pipeline("a", negative_prompt="b", **ASKED, generator=tiny.seeded())
+        loads = {row.name: row.loads for row in handle.report().rows}
+        assert handle.report().peak_bytes <= needed + spare
+        handle.ledger.audit()
+    together = spare == 0
+    assert [loads[name] for name in ENCODERS] == ([1, 1, 1] if together else [2, 2, loads["text_encoder_3"]])
+
+
+def test_room_that_others_of_a_shared_ledger_have(sim: SimulatedAccelerator) -> None:
+    """I8: the budget is for both; it is not refused what fits if the encoders take turns."""
+    first, second = tiny.stable_diffusion_3(layers=10), tiny.stable_diffusion_3(layers=10)
+    with offload(first, sim.device) as handle:
+        size = handle.ledger.size
+        enough = sum(size(name) for name in (*ENCODERS, "vae"))
+    with (
+        offload(first, sim.device, device_memory=enough) as handle,
+        offload(second, sim.device, device_memory=enough, ledger=handle.ledger) as other,
+    ):
+        assert all(one.beside for one in handle.components if one.role is Role.ENCODER)
+        assert not any(one.beside for one in other.components)
 
 
 def test_on_request_everyone_excludes_everyone(sim: SimulatedAccelerator) -> None:

@@ -241,3 +241,18 @@ def test_a_pipeline_that_another_holds_frees_its_own_at_the_end_of_its_call(
         assert loads(handle) == ["text_encoder", "transformer_2", "transformer", "vae"] * 2
         assert max(event.device_bytes for event in handle.events) == handle.ledger.size("vae")
     assert "maybe_free_model_hooks" not in vars(one.prior_pipe)
+
+
+def test_encoders_alone_leave_before_the_others_compute(sim: SimulatedAccelerator) -> None:
+    """I8: with ``offload_components={"encoder"}`` a DiT and the VAE stay, and the room of the encoder is free then."""
+    one = pipeline(names=("text_encoder", "transformer", "vae"))
+    expected = one("text_encoder", "transformer", "vae")
+    with offload(one, device=sim.device, offload_components={"encoder"}) as handle:
+        assert handle.ledger.present == ("transformer", "vae")
+        for used in ("transformer", "vae"):
+            x = one.text_encoder(torch.ones(1, 64, device=sim.device))
+            assert handle.ledger.present == ("text_encoder", "transformer", "vae")
+            getattr(one, used)(x)
+            assert handle.ledger.present == ("transformer", "vae")
+        assert torch.equal(one("text_encoder", "transformer", "vae"), expected)
+        handle.ledger.audit()

@@ -1,4 +1,4 @@
-"""More of the earlier years: Shap-E, Paint by Example, Attend and Excite, safe and depth variants, Kolors; sounds."""
+"""More of the earlier years: Shap-E, Paint by Example, Attend and Excite, safe and depth variants, Kolors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from diffusers.pipelines.deprecated.stable_diffusion_safe.safety_checker import 
 )
 from diffusers.pipelines.kolors.text_encoder import ChatGLMConfig, ChatGLMModel
 from diffusers.pipelines.shap_e import ShapERenderer
-from diffusers.pipelines.stable_audio import StableAudioProjectionModel
 
 from .. import tokens
 from ..case import case
-from ..encoders import clip, clip_vision, t5
-from ..images import XL, ddim, unet, vae
+from ..encoders import clip, clip_vision
+from ..images import XL, unet, vae
 from ..inputs import mask, picture
 from ..tokens import clip_pictures, clip_tokenizer, tokenizer
 from .stable_diffusion import checked, sd
@@ -156,85 +155,6 @@ class Positioned(tf.PreTrainedTokenizerFast):
         return given
 
 
-def stable_audio() -> dict[str, Any]:
-    """Stable Audio."""
-    return {
-        "transformer": df.StableAudioDiTModel(
-            sample_size=4,
-            in_channels=3,
-            num_layers=2,
-            attention_head_dim=4,
-            num_key_value_attention_heads=2,
-            out_channels=3,
-            cross_attention_dim=4,
-            time_proj_dim=8,
-            global_states_input_dim=8,
-            cross_attention_input_dim=4,
-            num_attention_heads=2,
-        ),
-        "vae": df.AutoencoderOobleck(
-            encoder_hidden_size=6,
-            downsampling_ratios=[1, 2],
-            decoder_channels=3,
-            decoder_input_channels=3,
-            audio_channels=2,
-            channel_multiples=[2, 4],
-            sampling_rate=4,
-        ),
-        "scheduler": df.EDMDPMSolverMultistepScheduler(
-            solver_order=2, prediction_type="v_prediction", sigma_data=1.0
-        ),
-        "text_encoder": t5(4, d_kv=4, num_heads=2),
-        "tokenizer": tokenizer(length=32),
-        "projection_model": StableAudioProjectionModel(
-            text_encoder_dim=4, conditioning_dim=4, min_value=0, max_value=32
-        ),
-    }
-
-
-def audio_ldm() -> dict[str, Any]:
-    """AudioLDM: a spectrum, and a vocoder after it."""
-    text = tf.ClapTextModelWithProjection(
-        tf.ClapTextConfig(
-            vocab_size=tokens.SIZE,
-            hidden_size=32,
-            intermediate_size=37,
-            num_attention_heads=4,
-            num_hidden_layers=2,
-            max_position_embeddings=80,
-            type_vocab_size=1,
-            projection_dim=32,
-            pad_token_id=0,
-        )
-    )
-    vocoder = tf.SpeechT5HifiGan(
-        tf.SpeechT5HifiGanConfig(
-            model_in_dim=8,
-            sampling_rate=16000,
-            upsample_initial_channel=16,
-            upsample_rates=[2, 2],
-            upsample_kernel_sizes=[4, 4],
-            resblock_kernel_sizes=[3, 7],
-            resblock_dilation_sizes=[[1, 3, 5], [1, 3, 5]],
-            normalize_before=False,
-        )
-    )
-    return {
-        "unet": unet(
-            None,
-            cross_attention_dim=(32, 64),
-            class_embed_type="simple_projection",
-            projection_class_embeddings_input_dim=32,
-            class_embeddings_concat=True,
-        ),
-        "scheduler": ddim(),
-        "vae": vae(in_channels=1, out_channels=1),
-        "text_encoder": text,
-        "tokenizer": tokenizer(begins=True, length=77),
-        "vocoder": vocoder,
-    }
-
-
 def gligen_pictures() -> dict[str, Any]:
     """GLIGEN with pictures in its boxes."""
     from diffusers.pipelines.deprecated.stable_diffusion_gligen.pipeline_stable_diffusion_gligen_text_image import (
@@ -307,8 +227,6 @@ CASES = [
     case("KolorsPipeline", kolors),
     case("KolorsImg2ImgPipeline", kolors, image=PICTURE, strength=0.9),
     case("KolorsPAGPipeline", kolors, pag_scale=3.0),
-    case("StableAudioPipeline", stable_audio),
-    case("AudioLDMPipeline", audio_ldm, audio_length_in_s=0.01),
     case(
         "StableDiffusionGLIGENTextImagePipeline",
         gligen_pictures,

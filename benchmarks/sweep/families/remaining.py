@@ -1,7 +1,7 @@
-"""Sound (Stable Audio 3, ACE-Step, LongCat-Audio); Kandinsky 6 and 5 with a picture, Motif, DreamLite and others.
+"""Kandinsky 6 and 5 with a picture, Motif, DreamLite, Fibo 2, Cosmos 3 and others.
 
-Sizes: diffusers' tests/pipelines/{stable_audio_3,ace_step,longcat_audio_dit,kandinsky6,motif_video,dreamlite,
-bria_fibo2,qwenimage21,cosmos,ltx2}; UniDiffuser's and Versatile Diffusion's are chosen to satisfy the classes.
+Sizes: diffusers' tests/pipelines/{kandinsky6,motif_video,dreamlite,bria_fibo2,qwenimage21,cosmos,ltx2};
+UniDiffuser's and Versatile Diffusion's are chosen to satisfy the classes.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from typing import Any
 import diffusers as df
 import transformers as tf
 from diffusers.guiders import AdaptiveProjectedGuidance
-from diffusers.pipelines.ace_step import AceStepConditionEncoder
 from diffusers.pipelines.deprecated.unidiffuser import UniDiffuserModel, UniDiffuserTextDecoder
-from diffusers.pipelines.stable_audio_3.modeling_stable_audio_3 import StableAudio3DurationEmbedder
 
 from .. import tokens
 from ..case import case
-from ..encoders import causal, clip, clip_vision, qwen3_vl, qwen_vl, qwen_vl_processor, umt5
+from ..encoders import clip, clip_vision, qwen3_vl, qwen_vl, qwen_vl_processor
 from ..images import ddim, flow, unet, vae
 from ..inputs import noise, picture
 from ..tokens import clip_pictures, clip_tokenizer, tokenizer
@@ -27,118 +25,6 @@ from .ltx2 import key_framed, upsampler
 from .newer import flux2_vae
 from .qwen_image import EDIT, GUIDED, few_pixels, qwen
 from .wan import FRAMES, wan_vae
-
-
-def t5_gemma() -> Any:
-    """T5-Gemma's encoder."""
-    shape = {
-        "vocab_size": tokens.SIZE,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-        "max_position_embeddings": 64,
-        "sliding_window": 64,
-        "layer_types": ["full_attention", "full_attention"],
-    }
-    return tf.T5GemmaEncoderModel(tf.T5GemmaConfig(encoder=shape, decoder=shape, is_encoder_decoder=False))
-
-
-def stable_audio_3() -> dict[str, Any]:
-    """Stable Audio 3, at 16 samples a second."""
-    return {
-        "transformer": df.StableAudio3DiTModel(
-            io_channels=8,
-            patch_size=1,
-            embed_dim=32,
-            depth=2,
-            num_heads=4,
-            cond_token_dim=16,
-            global_cond_dim=16,
-            local_add_cond_dim=9,  # a mask, and the eight channels of what is kept
-            timestep_features_dim=16,
-            ff_mult=2,
-            num_memory_tokens=3,
-            use_differential_attention=False,
-        ),
-        "scheduler": flow(),
-        "vae": df.AutoencoderSAME(
-            audio_channels=2,
-            patch_size=2,
-            encoder_channels=8,
-            encoder_c_mults=(2,),
-            encoder_strides=(2,),
-            encoder_transformer_depths=(1,),
-            latent_dim=8,
-            use_differential_attention=False,
-            dim_heads=4,
-            ff_mult=2,
-            sampling_rate=16,
-        ),
-        "text_encoder": t5_gemma(),
-        "tokenizer": tokenizer(begins=True, ends=False),
-        "duration_embedder": StableAudio3DurationEmbedder(output_dim=16, fourier_dim=16),
-    }
-
-
-def ace_step() -> dict[str, Any]:
-    """ACE-Step: songs."""
-    shape: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "rope_theta": 10000.0,
-        "sliding_window": 16,
-    }
-    return {
-        "transformer": df.AceStepTransformer1DModel(
-            **shape, num_hidden_layers=2, in_channels=24, audio_acoustic_hidden_dim=8, patch_size=2
-        ),
-        "condition_encoder": AceStepConditionEncoder(
-            **shape,
-            text_hidden_dim=32,
-            timbre_hidden_dim=8,
-            num_lyric_encoder_hidden_layers=2,
-            num_timbre_encoder_hidden_layers=2,
-        ),
-        "vae": df.AutoencoderOobleck(
-            encoder_hidden_size=6,
-            downsampling_ratios=[1, 2],
-            decoder_channels=3,
-            decoder_input_channels=8,
-            audio_channels=2,
-            channel_multiples=[2, 4],
-            sampling_rate=4,
-        ),
-        "scheduler": flow(num_train_timesteps=1, shift=1.0),
-        "text_encoder": causal("Qwen3Model"),
-        "tokenizer": tokenizer(ends=False, length=512),
-    }
-
-
-def longcat_audio() -> dict[str, Any]:
-    """LongCat-Audio."""
-    return {
-        "transformer": df.LongCatAudioDiTTransformer(
-            dit_dim=64, dit_depth=2, dit_heads=4, dit_text_dim=32, latent_dim=8, text_conv=False
-        ),
-        "vae": df.LongCatAudioDiTVae(
-            in_channels=1,
-            channels=16,
-            c_mults=[1, 2],
-            strides=[2],
-            latent_dim=8,
-            encoder_latent_dim=16,
-            downsampling_ratio=2,
-            sample_rate=24000,
-        ),
-        "text_encoder": umt5(),
-        "tokenizer": tokenizer(),
-    }
 
 
 def kandinsky6() -> dict[str, Any]:
@@ -420,17 +306,9 @@ def versatile(*, text: bool) -> dict[str, Any]:
     return {**reader, "image_unet": unet(), "vae": vae(), "scheduler": ddim()}
 
 
-SOUND = {"audio": noise(1, 2, 16), "duration": 1.0}
 PLAIN_COSMOS = {"use_system_prompt": False, "add_resolution_template": False, "add_duration_template": False}
 
 CASES = [
-    case("StableAudio3Pipeline", stable_audio_3, duration=1.0),
-    case("StableAudio3AudioToAudioPipeline", stable_audio_3, **SOUND, init_noise_level=0.9),
-    case(
-        "StableAudio3InpaintPipeline", stable_audio_3, **SOUND, mask_start_seconds=0.25, mask_end_seconds=0.75
-    ),
-    case("AceStepPipeline", ace_step, lyrics="[verse]\nThe sea", audio_duration=0.4, max_text_length=32),
-    case("LongCatAudioDiTPipeline", longcat_audio, audio_duration_s=0.1),
     case("Kandinsky6TI2VAPipeline", kandinsky6, image=picture(16), height=16, width=16, num_frames=5),
     case("MotifVideoPipeline", motif, **FRAMES),
     case("DreamLitePipeline", dream_lite),
