@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import shutil
 import sys
 from pathlib import Path
 
@@ -175,6 +176,16 @@ def test_staging_that_keeps_its_share_of_the_limit(folder, sim):
         assert staging is not None
         assert staging.slabs == ()
         assert staging._budget.taken == handle.report().facts.pinned_bytes
+
+
+@LINUX
+def test_files_of_a_pipeline_that_joins_pass_through_staging_too(folder, sim, tmp_path):
+    """Its files were not there when the first one's were looked for."""
+    with offload(ours(folder, None), sim.device) as handle:
+        second = ours(shutil.copytree(folder, tmp_path / "second"), None)
+        with offload(second, sim.device, ledger=handle.ledger):
+            staging = handle.ledger.mover.staging
+            assert all(one.data_ptr() in staging._mappings for one in second.unet.parameters())
 
 
 # --- what becomes of one ----------------------------------------------------------------------------------------

@@ -169,24 +169,3 @@ def test_components_that_the_order_does_not_name_come_last(tmp_path):
         made[name] = WeightsFile(tmp_path / f"{name}.safetensors", name).entries
     found = in_order(made, ["text_encoder", "image_encoder", "transformer"])
     assert [one.path.stem for one in found] == ["text_encoder", "transformer", "adapter"]
-
-
-def test_a_load_that_fails_reads_no_further(tmp_path, monkeypatch):
-    """I6: what nobody will use does not push other files out of memory."""
-    tiny.stable_diffusion_3().save_pretrained(tmp_path)
-    ahead = []
-
-    class Noted(ReadAhead):
-        def __init__(self, *asked):
-            ahead.append(self)
-            super().__init__(*asked)
-
-    def fails(*asked):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("omni_components.loading.load.ReadAhead", Noted)
-    monkeypatch.setattr("omni_components.loading.load.awaited", fails)
-    with pytest.raises(KeyboardInterrupt):
-        load_components(tmp_path)
-    assert ahead[0]._next() is None
-    ahead[0].wait()

@@ -200,7 +200,9 @@ class Fleet:
         if not self.policy.pin_memory:
             budget.said = True  # as asked
         mappings, for_now = self._mapped(cargoes, limit)
-        if mappings is not None and self.mover.staging is None:
+        if self.mover.staging is not None:
+            self.mover.staging.look_again()  # who joins has files of its own
+        elif mappings is not None:
             largest = max(sum(align(one.nbytes) for one in cargo.groups) for cargo in cargoes)
             slab = min(STAGING_BYTES, largest)
             self.mover.staging = Staging(self.mover.backend, budget, mappings, slab)

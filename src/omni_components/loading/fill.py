@@ -89,7 +89,7 @@ def fill(model: nn.Module, waiting: Iterable[Awaited], told: Progress, *, later:
         told: The bytes as they are read, or promised.
         later: Read a slab when one of its tensors is first used; until then it takes no memory.
     """
-    for group in _by_part(model, waiting):
+    for group in by_part(model, waiting):
         for batch in batches([one for one in group if one.nbytes]):
             slab, source = ready_slab(lay_out(batch)), Source()
             for one in batch:
@@ -123,7 +123,8 @@ def map_in(waiting: Iterable[Awaited], told: Progress) -> list[Awaited]:
     return rest
 
 
-def _by_part(model: nn.Module, waiting: Iterable[Awaited]) -> Iterator[list[Awaited]]:
+def by_part(model: nn.Module, waiting: Iterable[Awaited]) -> Iterator[list[Awaited]]:
+    """The tensors of each part of a split model, or of each component that a recipe makes of a model."""
     waiting = list(waiting)
     part_of = _parts(model)
     for part in {part_of(one): None for one in waiting}:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,9 @@ from .files import Entry
 from .fill import Awaited, awaited, fill, map_in, stranded
 from .readahead import ReadAhead, in_order, running_order
 
+# Held while libraries construct: the default element type, the hooks that torch calls for parameters, what
+# transformers puts in torch's place and the filters of warnings are the whole process's.
+_CONSTRUCTING = threading.RLock()
 Masters = Literal["auto", "pinned", "mapped"]
 OnBytes = Callable[[int, int], None]
 
@@ -77,9 +81,13 @@ def load_components(
     with torch.inference_mode(False), torch.no_grad():
         where = _folder(kind, place, variant, local_files_only)
         loader = _Loader(where, dtype, variant, masters, lazy, on_bytes)
-        if not (where / INDEX).is_file():
-            return loader.single(kind)
-        return loader.pipeline(kind, passed)
+        try:
+            if not (where / INDEX).is_file():
+                return loader.single(kind)
+            return loader.pipeline(kind, passed)
+        except BaseException:
+            loader.stop()
+            raise
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +114,7 @@ class _Loader:
         self._folder, self._dtype, self._variant = folder, dtype, variant
         self._masters, self._lazy, self._on_bytes = masters, lazy, on_bytes
         self._done = self._total = 0
+        self._ahead: ReadAhead | None = None
 
     def pipeline(self, kind: Any, passed: Mapping[str, Any]) -> Any:
         """The whole pipeline: its models from here, the rest of it by its own library."""
@@ -139,7 +148,13 @@ class _Loader:
             return built.model
         dtype = self._dtype_of(name)
         asked = {} if dtype is None else {_dtype_argument(model_class): dtype}
-        return model_class.from_pretrained(str(self._folder), variant=self._variant, **asked)
+        with _CONSTRUCTING:
+            return model_class.from_pretrained(str(self._folder), variant=self._variant, **asked)
+
+    def stop(self) -> None:
+        """Read no further ahead: nobody will use it."""
+        if self._ahead is not None:
+            self._ahead.stop()
 
     # --- checking -----------------------------------------------------------------------------------------
 
@@ -161,14 +176,10 @@ class _Loader:
                 entries[name] = find_weights(folder, weights_name(kind), self._variant, name)
             else:
                 _warn_of_own_loader(name, reason)
-        ahead = ReadAhead(in_order(entries, order))
-        try:
-            built = [self._built(name, *places[name], found) for name, found in entries.items()]
-            done = [one for one in built if one is not None]
-            self._read(done)
-        except BaseException:
-            ahead.stop()
-            raise
+        self._ahead = ReadAhead(in_order(entries, order))
+        built = [self._built(name, *places[name], found) for name, found in entries.items()]
+        done = [one for one in built if one is not None]
+        self._read(done)
         return done
 
     def _built(self, name: str, kind: Any, folder: Path, entries: dict[str, Entry]) -> _Built | None:
@@ -190,7 +201,8 @@ class _Loader:
             for entry in entries.values():
                 entry.file.pages()  # what is read later is what is there now, whoever replaces the file
         state = {key: Deferred.of(entry) for key, entry in entries.items()}
-        return build(kind, folder, state, self._dtype_of(name), name)
+        with _CONSTRUCTING:
+            return build(kind, folder, state, self._dtype_of(name), name)
 
     def _dtype_of(self, name: str) -> torch.dtype | None:
         if self._dtype is None or isinstance(self._dtype, torch.dtype):
@@ -290,7 +302,7 @@ def _pipeline_class(asked: Any, declared: Mapping[str, Any]) -> Any:
 
 def _assembled(kind: Any, folder: Path, dtype: Any, variant: str | None, parts: dict[str, Any]) -> Any:
     asked = {} if dtype is None else {"torch_dtype": dict(dtype) if isinstance(dtype, Mapping) else dtype}
-    with _old_name_of_dtype():
+    with _CONSTRUCTING, _old_name_of_dtype():
         return kind.from_pretrained(str(folder), variant=variant, local_files_only=True, **asked, **parts)
 
 

@@ -5,8 +5,10 @@ Only the page cache is filled: memory that the system takes back when it wants i
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +22,7 @@ from .files import Entry, WeightsFile, map_file
 PIECE = 16 << 20  # bytes asked for at a time
 READERS = 4  # a disk is faster with several questions open than with one
 _SAMPLE = 2 << 20  # bytes between two looks at whether a piece is there already
+_PATIENCE = 5.0  # seconds for a piece at the interpreter's end: a disk that hangs must not keep it
 _SHARE = 0.5  # of the memory that is free: what is read ahead must not drive out what was
 
 
@@ -35,31 +38,46 @@ class ReadAhead:
         most = int(_SHARE * pinnable_bytes()) if limit is None else limit
         self._pieces = _pieces(files, most)
         self._lock = threading.Lock()
-        self._readers = [
-            threading.Thread(target=self._run, name="omni-read-ahead", daemon=True) for _ in range(READERS)
-        ]
-        for one in self._readers:
-            one.start()
+        self._stopped = False
+        self._readers: list[threading.Thread] = []
+        _RUNNING.add(self)
+        with suppress(RuntimeError):  # no more threads may be started here: so many read, or nobody
+            for _ in range(READERS):
+                reader = threading.Thread(target=self._run, name="omni-read-ahead", daemon=True)
+                reader.start()
+                self._readers.append(reader)
 
     def stop(self) -> None:
         """Begin no further piece."""
-        with self._lock:
-            self._pieces = iter(())
+        self._stopped = True  # without the lock, which a forked process may find taken for good
 
-    def wait(self) -> None:
-        """Return when everything has been read."""
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when everything has been read, or each reader has been given so many seconds."""
         for one in self._readers:
-            one.join()
+            one.join(timeout)
 
     def _run(self) -> None:
-        # A file that cannot be read says so to whoever needs its values.
-        with suppress(OSError, RuntimeError):
-            while (piece := self._next()) is not None:
+        while (piece := self._next()) is not None:
+            # A file that cannot be read says so to whoever needs its values.
+            with suppress(OSError, RuntimeError):
                 bring_in(*piece)
 
     def _next(self) -> tuple[Path, torch.Tensor, int] | None:
         with self._lock:
-            return next(self._pieces, None)
+            return None if self._stopped else next(self._pieces, None)
+
+
+_RUNNING: weakref.WeakSet[ReadAhead] = weakref.WeakSet()
+
+
+@atexit.register
+def _end() -> None:
+    """A thread that is in torch's code when the interpreter ends would take the process down with an abort."""
+    running = list(_RUNNING)
+    for one in running:
+        one.stop()
+    for one in running:
+        one.wait(timeout=_PATIENCE)
 
 
 def bring_in(path: Path, pages: torch.Tensor, start: int) -> None:
@@ -120,7 +138,10 @@ def running_order(pipeline: Any) -> list[str]:
 
 def _pieces(files: Iterable[WeightsFile], limit: int) -> Iterator[tuple[Path, torch.Tensor, int]]:
     for file in files:
-        pages = map_file(file.path, file.size)  # of its own: the file's user may want none
+        try:
+            pages = map_file(file.path, file.size)  # of its own: the file's user may want none
+        except (OSError, RuntimeError):
+            continue  # the next may be whole
         for start in range(0, min(file.size, limit), PIECE):
             yield file.path, pages[start : min(start + PIECE, limit)], start
         limit -= min(file.size, limit)

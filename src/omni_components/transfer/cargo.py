@@ -10,18 +10,10 @@ import torch
 
 from ..components.area import Area, FixedArea
 from ..components.computed import Cached, Computed, computed
+from ..components.grouping import Extent, extents, make_group, overlapping
 from ..components.roster import Side
-from ..components.tensors import (
-    Extent,
-    Group,
-    Member,
-    Slot,
-    extents,
-    make_group,
-    overlapping,
-    own_storage,
-    refuse_unmovable,
-)
+from ..components.tensors import Group, Member, Slot, own_storage
+from ..components.unmovable import refuse_unmovable
 from ..components.wrappers import Composite, compose, leaves
 from .home import Home, own_memory, stay_apart
 from .hostmemory import FileMappings

@@ -165,11 +165,15 @@ class PinBudget:
         slab.registrar = self.registrar  # first, lest an interrupt leaks a pin
         try:
             self.registrar.host_register(pointer, nbytes)
+            return self._took(slab, whole)
         except RuntimeError as error:
             slab.registrar = None
             self._say(str(error))
             return slab
-        return self._took(slab, whole)
+        except BaseException:
+            with suppress(RuntimeError):  # interrupted before it was pinned
+                slab.unpin()
+            raise
 
     def _pooled(self, nbytes: int, base: int) -> Slab:
         block = _block(nbytes)
@@ -267,7 +271,7 @@ def pack(groups: list[Group], budget: PinBudget, slabs: list[Slab]) -> int:
         The end of the layout.
     """
     start = 0
-    ready, rest = _ready(groups) if budget.adopts() else ([], groups)
+    ready, rest = laid_out(groups) if budget.adopts() else ([], groups)
     for memory, members in ready:
         slab = Slab(_over(memory), start)
         slabs.append(slab)
@@ -343,7 +347,7 @@ def adjoining(groups: Iterable[Group]) -> Iterator[list[Group]]:
         yield run
 
 
-def _ready(groups: list[Group]) -> tuple[list[tuple[mmap.mmap, list[Group]]], list[Group]]:
+def laid_out(groups: list[Group]) -> tuple[list[tuple[mmap.mmap, list[Group]]], list[Group]]:
     """Filled slabs whose tensors are all among the groups, in order, and the groups that lie in no such slab."""
     found = sorted(
         (address, memory) for address, one in tuple(_READY.items()) if (memory := one()) is not None

@@ -115,7 +115,7 @@ class ArenaMover:
             try:
                 with self._taking():
                     ahead = self._ahead[name] = Ahead(cargo, self.arena.take_ahead(name, cargo.size))
-                ahead.arrived = self._copy(cargo, cargo.copies(ahead.block, pinned=True))
+                ahead.arrived, _ = self._copy(cargo, cargo.copies(ahead.block, pinned=True))
             except BaseException:
                 try:
                     self._let_copies_end()
@@ -243,8 +243,10 @@ class ArenaMover:
     # --- loading ------------------------------------------------------------------------------------------
 
     def _pin_pages(self, cargo: Cargo) -> None:
-        pinned = cargo.pin_pages()
-        if pinned and self.staging is not None and not any(one.home.mapped for one in self._cargo.values()):
+        if not cargo.pin_pages() or self.staging is None:
+            return
+        self.staging.look_again()
+        if not any(one.home.mapped for one in self._cargo.values()):
             self.staging.close()  # nothing passes through it any more
 
     @contextmanager
@@ -268,14 +270,14 @@ class ArenaMover:
         """Put it into its device bytes, or go on where it was copied ahead; returns the bytes copied now."""
         ahead = self._ahead.get(cargo.name)
         if ahead is None:
-            block, brought = self._room(cargo), cargo.payload()
-            cargo.arrived = self._copy(cargo, cargo.copies_as_read(block))
+            block = self._room(cargo)
+            cargo.arrived, brought = self._copy(cargo, cargo.copies_as_read(block))
         else:
             cargo.read()
             block, brought = ahead.block, cargo.payload(pinned=False)
             cargo.arrived = ahead.arrived
             if brought:
-                cargo.arrived = self._copy(cargo, cargo.copies(block, pinned=False))
+                cargo.arrived, brought = self._copy(cargo, cargo.copies(block, pinned=False))
         here = self.backend.touch()
         cargo.streams = [] if here is None else [here]
         if here is not None:
@@ -301,21 +303,23 @@ class ArenaMover:
     def _taking(self) -> Any:
         return nullcontext() if self._origin is None else self._origin
 
-    def _copy(self, cargo: Cargo, pairs: Iterable[Pair]) -> Any:
-        """Enqueue copies to a component's device bytes; returns the event behind them."""
+    def _copy(self, cargo: Cargo, pairs: Iterable[Pair]) -> tuple[Any, int]:
+        """Enqueue copies to a component's device bytes; returns the event behind them, and their bytes."""
         # The block may be memory that compute, on the stream it comes from or on one of its last owner's, still uses.
         self.backend.after([*self._users, *([self._origin] if self._origin is not None else [])])
+        sent = 0
         with self.backend.copies():
             if self.staging is not None:
-                self.staging.send(pairs)
+                sent = self.staging.send(pairs)
             else:
                 for target, source in pairs:
                     target.copy_(source, non_blocking=True)
+                    sent += source.numel()
         arrived = self.backend.done()
         for slab in cargo.home.slabs:
             slab.reader = arrived
         self._users = []
-        return arrived
+        return arrived, sent
 
     def _let_copies_end(self) -> None:
         """Copies that were enqueued before a failure still read the masters and write the block."""

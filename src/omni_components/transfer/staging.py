@@ -41,25 +41,33 @@ class Staging:
         """The memory it holds now."""
         return tuple(self._slabs)
 
-    def send(self, pairs: Iterable[Pair]) -> None:
+    def send(self, pairs: Iterable[Pair]) -> int:
         """Enqueue copies on the copy stream, which must be current; those of file pages pass through the slabs.
 
         What lies close together on the device goes as one copy, the padding between included.
 
         Args:
             pairs: ``(to, from)``, in the order of the layout.
+
+        Returns:
+            The bytes that go over the link.
         """
         run: list[Pair] = []
+        sent = 0
         for target, source in _pieces(pairs, self._nbytes):
             if source.data_ptr() not in self._mappings:
                 target.copy_(source, non_blocking=True)
+                sent += source.numel()
                 continue
             if run and not self._fits(run, target):
-                self._flush(run)
+                sent += self._flush(run)
                 run = []
             run.append((target, source))
-        if run:
-            self._flush(run)
+        return sent + self._flush(run) if run else sent
+
+    def look_again(self) -> None:
+        """New slabs may lie where a file was mapped when the system was last asked."""
+        self._mappings = FileMappings()
 
     def close(self) -> None:
         """Give the slabs back, after the last copy from them. Idempotent."""
@@ -76,7 +84,7 @@ class Staging:
         same = target.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
         return same and follows and start + target.numel() - first.storage_offset() <= self._nbytes
 
-    def _flush(self, run: list[Pair]) -> None:
+    def _flush(self, run: list[Pair]) -> int:
         slab = self._free_slab()
         low = int(run[0][0].storage_offset())
         for target, source in run:
@@ -87,6 +95,7 @@ class Staging:
         whole = whole.set_(run[0][0].untyped_storage(), low, (high - low,), (1,))
         whole.copy_(slab.tensor[: high - low], non_blocking=True)
         slab.reader = self._backend.done()
+        return high - low
 
     def _free_slab(self) -> Slab:
         """The slab that was sent longest ago, once the device has read it."""
