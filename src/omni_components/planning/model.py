@@ -60,9 +60,16 @@ def plan(
     if name == DEMO:
         from ..demo import DemoPipeline  # imported here: other models do not need it
 
-        return plan_for(DemoPipeline.from_pretrained(mapped=True), room, model=name)
+        return plan_for(DemoPipeline.from_pretrained(), room, model=name)
     found = skeleton(_folder(name, local_files_only), dtype, variant)
-    return plan_for(found.target, room, model=name, sources=found.sources, skipped=found.skipped)
+    return plan_for(
+        found.target,
+        room,
+        model=name,
+        origins=found.origins,
+        sources=found.sources,
+        skipped=found.skipped,
+    )
 
 
 def _folder(name: str, local_files_only: bool) -> Path:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..attach.inventory import divide, record
 from ..components.component import Component, Role, conflict
-from ..components.discovery import SHARED, Declaration, declares_components, discover
+from ..components.declaration import SHARED, Declaration
+from ..components.discovery import declares_components, discover
 from ..components.omni_models import recipe_for
 from ..components.recipes import from_diffusers
-from ..components.tensors import Extent, Slot, reach, refuse_unmovable
+from ..components.unmovable import refuse_unmovable_if_real
 from ..errors import DeclarationError, format_bytes
 from ..policy import HEADROOM, OffloadPolicy
 from ..residency.ledger import ResidencyLedger
-from ..transfer.masters import pages
-from ..transfer.staging import STAGING_BYTES
-from .paper import PaperMover, Papers, papers_of
+from ..transfer.device import moving
+from ..transfer.hostmemory import FileMappings
+from .paper import PaperCargo, PaperMover, Sheet, sheets_here, sheets_on
+from .skeleton import Origin
 
 LINK = 25e9
 """Bytes per second of PCIe 4.0 with 16 lanes, as far as one large copy from pinned memory gets."""
@@ -32,7 +33,8 @@ class PlannedComponent:
         name: As in the ledger.
         role: What it is for.
         bytes: Device bytes, each storage once, every group of tensors aligned.
-        link_bytes: Bytes of one load.
+        link_bytes: Bytes of one load; of a resident, when offload is enabled.
+        first_link_bytes: Bytes of the first load, which may come from the pages of files.
         resident: It never leaves.
         rivals: Those that are never on the device with it.
     """
@@ -41,23 +43,46 @@ class PlannedComponent:
     role: str
     bytes: int
     link_bytes: int
+    first_link_bytes: int
     resident: bool
     rivals: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What one request costs in which each component that takes turns is used once.
+
+    Attributes:
+        loads: How often components are loaded.
+        link_bytes: Bytes over the link for them.
+        link_seconds: Seconds for these at the link's speed.
+        pinned_bytes: Host bytes that are pinned when it ends, whole pages counted.
+    """
+
+    loads: int = 0
+    link_bytes: int = 0
+    link_seconds: float = 0.0
+    pinned_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """What one policy costs; bytes of weights are exact, activations an estimate.
 
+    ``loads``, ``link_bytes``, ``link_seconds`` and ``pinned_bytes`` are those of each request but the first.
+
     Attributes:
         name: For people.
         arguments: For ``offload``; ``None`` where there is nothing to offload.
-        device_peak: Device bytes of weights, at most, during one request.
-        host_bytes: Host bytes of weights while it runs.
-        pinned_bytes: Of these, pinned, whole pages counted.
+        device_peak: Device bytes of weights, at most, during any request.
+        host_bytes: Host bytes of weights, at most, from the first request on; pages of files do not count, as the
+            system may take them back.
+        pinned_bytes: Of these, pinned when a request ends, whole pages counted.
         loads: How often components are loaded in one request.
         link_bytes: Bytes over the link in one request.
         link_seconds: Seconds for them at the link's speed.
+        first: The first request: with ``masters="auto"`` its weights come from the pages of files, where they are.
+        resident_link_bytes: Bytes over the link when offload is enabled, for what stays on the device.
         fits: Whether it fits into the memory that was given; ``None`` if none was.
         reason: Why it does not.
     """
@@ -72,6 +97,8 @@ class Option:
     link_seconds: float
     fits: bool | None
     reason: str = ""
+    first: Request = field(default_factory=Request)
+    resident_link_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,21 +156,31 @@ def plan_for(
     room: Room | None = None,
     *,
     model: str = "",
+    origins: Mapping[int, Origin] | None = None,
     sources: Mapping[str, str] | None = None,
     skipped: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Plan for a pipeline or model; its tensors may be on ``meta``, and none is moved.
+    """Plan for a pipeline or model; none of its tensors is moved or read.
+
+    Args:
+        target: The pipeline or model; its tensors may be on ``meta``.
+        room: The memory there is.
+        model: What to call it.
+        origins: By the ``id`` of a tensor, where its loader will leave it; ``None`` looks at where tensors are now.
+        sources: Per component, where its shapes come from.
+        skipped: What could not be planned for, with the reason.
 
     Raises:
         DeclarationError: What it declares cannot be carried out.
     """
     room = room or Room()
-    usual = _Dry(target, OffloadPolicy())
-    options = [one for one in _options(target, usual, room) if one is not None]
+    with moving():  # else looking at a tensor that is still to be read would read it
+        usual = _Declared(target, OffloadPolicy(), origins)
+        options = _options(target, usual, room, origins)
     best = next((one.name for one in options if one.fits), None)
     return Plan(
         model=model or type(target).__name__,
-        components=usual.planned(),
+        components=usual.run().planned(),
         options=tuple(options),
         best=best,
         room=room,
@@ -152,59 +189,104 @@ def plan_for(
     )
 
 
-class _Dry:
-    """A target under one policy: its components in a ledger of its own, over a mover of numbers."""
+class _Declared:
+    """A target's components under one policy, and where their bytes are before offload is enabled."""
 
-    def __init__(self, target: Any, policy: OffloadPolicy) -> None:
-        declaration = _declaration(target, policy)
-        self.runs = divide(declaration.found, SHARED, _refuse_unmovable)
-        self.components = [record(one, self.runs[id(one)]) for one in declaration.found]
-        self.papers: dict[str, Papers] = {
-            one.name: papers_of([_bytes(run) for run in self.runs[id(one)]], one.resident)
-            for one in declaration.found
+    def __init__(self, target: Any, policy: OffloadPolicy, origins: Mapping[int, Origin] | None) -> None:
+        self.policy = policy
+        self.declaration = _declaration(target, policy)
+        found = self.declaration.found
+        runs = divide(found, SHARED, refuse_unmovable_if_real)
+        self.components = [record(one, runs[id(one)]) for one in found]
+        mappings = FileMappings() if origins is None else None
+        self.sheets: dict[str, list[Sheet]] = {
+            one.name: sheets_on(runs[id(one)], origins or {})
+            if mappings is None
+            else sheets_here(runs[id(one)], mappings)
+            for one in found
         }
-        payload = {name: one.link_bytes for name, one in self.papers.items()}
-        self._ledger = ResidencyLedger(PaperMover(payload), policy, owner=declaration.owner)
+        self._runs: dict[str, _Dry] = {}
+
+    @property
+    def from_files(self) -> bool:
+        """Whether there is something that ``masters`` decides about."""
+        swapped = (one.name for one in self.components if not one.resident)
+        return any(one.in_pages for name in swapped for one in self.sheets[name])
+
+    def run(self, masters: str = OffloadPolicy().masters) -> _Dry:
+        """Two requests, once they have been run."""
+        if masters not in self._runs:
+            self._runs[masters] = _Dry(self, masters)
+        return self._runs[masters]
+
+
+class _Dry:
+    """Two requests in a ledger of their own, over a mover of numbers."""
+
+    def __init__(self, declared: _Declared, masters: str) -> None:
+        self.components, declaration, policy = declared.components, declared.declaration, declared.policy
+        resident = {one.name: one.resident for one in self.components}
+        cargoes = {
+            name: PaperCargo(sheets, resident=resident[name]) for name, sheets in declared.sheets.items()
+        }
+        self._mover = PaperMover(cargoes, masters)
+        self._ledger = ResidencyLedger(self._mover, policy, owner=declaration.owner)
 
         def rivals(one: Component, other: Component) -> bool:
             exclusive = policy.exclusive_encoders
             return conflict(one, other, exclusive_encoders=exclusive, everything=declaration.everything)
 
         self._ledger.admit(self.components, rivals)
+        self.peak = 0
+        self._brought: list[dict[str, int]] = []  # link bytes by component: when enabling, then per request
+        self._run([one for one in self.components if one.resident])
+        self.first, self.later = self._request(), self._request()
+        self.most_host = self._mover.most_host
+        self._ledger.check()
 
     @property
-    def swapped(self) -> list[Component]:
-        """Those that take turns, in the order in which a request uses them."""
-        return sorted((one for one in self.components if not one.resident), key=lambda one: _STAGE[one.role])
+    def resident_link_bytes(self) -> int:
+        """Link bytes of enabling."""
+        return sum(self._brought[0].values())
 
-    @cached_property  # a second one would find on the device what the first left there
-    def request(self) -> tuple[int, int, int]:
-        """The first request: the peak, the loads, and the link bytes."""
-        for one in self.components:
+    def _request(self) -> Request:
+        self._run(as_used(self.components))
+        self._ledger.release()  # as diffusers' pipelines do; in others the next request's first load does as much
+        brought = self._brought[-1]
+        return Request(loads=len(brought), link_bytes=sum(brought.values()), pinned_bytes=self._mover.pinned)
+
+    def _run(self, components: Sequence[Component]) -> None:
+        start = len(self._ledger.history)
+        for one in components:
             if one.resident:
                 self._ledger.load(one.name)
-        start = len(tuple(self._ledger.history))
-        peak = self._ledger.device_bytes
-        for one in self.swapped:
-            with self._ledger.scope(one.name):
-                peak = max(peak, self._ledger.device_bytes)
-        events = [event for event in tuple(self._ledger.history)[start:] if event.kind == "load"]
-        self._ledger.check()
-        return peak, len(events), sum(event.bytes for event in events)
+            else:
+                with self._ledger.scope(one.name):
+                    pass
+        events = tuple(self._ledger.history)[start:]
+        self.peak = max([self.peak, *(one.device_bytes for one in events)])
+        self._brought.append({one.component: one.bytes for one in events if one.kind == "load"})
 
     def planned(self) -> tuple[PlannedComponent, ...]:
         """For the table."""
+        enabling, first, later = self._brought
         return tuple(
             PlannedComponent(
                 name=one.name,
                 role=str(one.role),
                 bytes=one.bytes,
-                link_bytes=self.papers[one.name].link_bytes,
+                link_bytes=(enabling if one.resident else later)[one.name],
+                first_link_bytes=(enabling if one.resident else first)[one.name],
                 resident=one.resident,
                 rivals=self._ledger.rivals(one.name),
             )
             for one in self.components
         )
+
+
+def as_used(components: Iterable[Component]) -> list[Component]:
+    """Those that take turns, in the order in which a request uses them."""
+    return sorted((one for one in components if not one.resident), key=lambda one: _STAGE[one.role])
 
 
 _STAGE = {Role.ENCODER: 0, Role.DIT: 1, Role.PART: 1, Role.VAE: 2, Role.RESIDENT: 3}
@@ -217,52 +299,40 @@ def _declaration(target: Any, policy: OffloadPolicy) -> Declaration:
     return discover(target, policy, recipe)
 
 
-def _refuse_unmovable(component: str, slot: Slot) -> None:
-    if slot.tensor is not None and not slot.tensor.is_meta:
-        refuse_unmovable(component, slot)  # one on meta will be checked when it is there
-
-
-def _bytes(run: Sequence[Extent]) -> int:
-    low, high = reach(run)
-    return high - low
-
-
 # --- the policies -----------------------------------------------------------------------------------------
 
 
-def _options(target: Any, usual: _Dry, room: Room) -> list[Option | None]:
+def _options(target: Any, usual: _Declared, room: Room, origins: Mapping[int, Origin] | None) -> list[Option]:
     weights = sum(one.bytes for one in usual.components)
-    return [
-        _option("all resident", None, room, peak=weights, host=0, pinned=0),
-        _swapping("model level", {}, usual, room),
-        _exclusive(target, usual, room),
-        _swapping("mapped", {"masters": "mapped"}, usual, room, mapped=True),
+    found = [
+        _option("all resident", None, room, peak=weights, host=0),
+        _swapping("model level", {}, usual.run(), room),
     ]
+    exclusive = _exclusive(target, origins)
+    if exclusive is not None:
+        found.append(_swapping("exclusive VAE", {"vae": "exclusive"}, exclusive.run(), room))
+    for_files = ("pinned", "mapped") if usual.from_files else ()
+    return found + [_swapping(one, {"masters": one}, usual.run(one), room) for one in for_files]
 
 
-def _exclusive(target: Any, usual: _Dry, room: Room) -> Option | None:
+def _exclusive(target: Any, origins: Mapping[int, Origin] | None) -> _Declared | None:
     try:
-        dry = _Dry(target, OffloadPolicy(vae="exclusive"))
+        found = _Declared(target, OffloadPolicy(vae="exclusive"), origins)
     except DeclarationError:
         return None
-    return _swapping("exclusive VAE", {"vae": "exclusive"}, dry, room) if _has_vae(dry) else None
+    return found if any(one.role is Role.VAE for one in found.components) else None
 
 
-def _has_vae(dry: _Dry) -> bool:
-    return any(one.role is Role.VAE for one in dry.components)
-
-
-def _swapping(
-    name: str, arguments: Mapping[str, Any], dry: _Dry, room: Room, *, mapped: bool = False
-) -> Option:
-    peak, loads, link = dry.request
-    if mapped:  # in the files' pages, which the system may take back; two slabs carry them
-        largest = max((one.bytes for one in dry.components), default=0)
-        pinned = host = 2 * pages(min(STAGING_BYTES, largest))
-    else:
-        pinned = sum(pages(one) for each in dry.swapped for one in dry.papers[each.name].slabs)
-        host = pinned + sum(dry.papers[one.name].link_bytes for one in dry.components if one.resident)
-    return _option(name, arguments, room, peak=peak, host=host, pinned=pinned, loads=loads, link=link)
+def _swapping(name: str, arguments: Mapping[str, Any], dry: _Dry, room: Room) -> Option:
+    return _option(
+        name,
+        arguments,
+        room,
+        peak=dry.peak,
+        host=dry.most_host,
+        requests=(dry.first, dry.later),
+        resident=dry.resident_link_bytes,
+    )
 
 
 def _option(
@@ -272,9 +342,8 @@ def _option(
     *,
     peak: int,
     host: int,
-    pinned: int,
-    loads: int = 0,
-    link: int = 0,
+    requests: tuple[Request, Request] = (Request(), Request()),
+    resident: int = 0,
 ) -> Option:
     reasons = []
     needed = peak + room.for_activations()
@@ -284,15 +353,18 @@ def _option(
     if room.host is not None and host > room.host:
         reasons.append(f"{format_bytes(host)} on the host are more than {format_bytes(room.host)}")
     limited = room.device is not None or room.host is not None
+    first, later = (replace(one, link_seconds=one.link_bytes / room.link) for one in requests)
     return Option(
         name=name,
         arguments=arguments,
         device_peak=peak,
         host_bytes=host,
-        pinned_bytes=pinned,
-        loads=loads,
-        link_bytes=link,
-        link_seconds=link / room.link,
+        pinned_bytes=later.pinned_bytes,
+        loads=later.loads,
+        link_bytes=later.link_bytes,
+        link_seconds=later.link_seconds,
         fits=not reasons if limited else None,
         reason="; ".join(reasons),
+        first=first,
+        resident_link_bytes=resident,
     )

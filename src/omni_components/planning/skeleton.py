@@ -16,8 +16,30 @@ from ..loading.build import configured_model, diffusers_model, transformers_mode
 from ..loading.checkpoint import find_weights
 from ..loading.classes import INDEX, class_of, is_diffusers_model, single_class, table, weights_name
 from ..loading.deferred import Deferred
+from ..loading.fill import awaited, by_part
+from ..transfer.hostmemory import FileMappings
+from ..transfer.masters import batches, lay_out
 
 _OF_A_PIPELINE = (*LISTS, "model_cpu_offload_seq", "_exclude_from_cpu_offload")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Filled:
+    """A slab that a loader fills, of so many bytes."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Origin:
+    """Where a loader leaves a tensor: at a place (bytes) in a slab that it fills, or without one in its file."""
+
+    slab: Filled | None = None
+    place: int = 0
+
+
+IN_PAGES = Origin()
+"""In the pages of its file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +49,14 @@ class Skeleton:
     Attributes:
         name: What the user called it.
         target: A pipeline's stand-in, or a module; its tensors have shapes and no memory.
+        origins: By the ``id`` of a tensor, where ``load_components`` leaves it; one that is missing was computed.
         sources: Per component, where the shapes come from: ``headers`` of files or the ``configuration``.
         skipped: Components that the folder names and nobody here can build, with the reason.
     """
 
     name: str
     target: Any
+    origins: Mapping[int, Origin]
     sources: Mapping[str, str]
     skipped: Mapping[str, str]
 
@@ -53,31 +77,40 @@ def skeleton(
     """
     builder = _Builder(dtype, variant)
     target = builder.pipeline(folder) if (folder / INDEX).is_file() else builder.single(folder)
-    return Skeleton(name=str(folder), target=target, sources=builder.sources, skipped=builder.skipped)
+    return Skeleton(
+        name=str(folder),
+        target=target,
+        origins=builder.origins,
+        sources=builder.sources,
+        skipped=builder.skipped,
+    )
 
 
 class _Builder:
     def __init__(self, dtype: torch.dtype | Mapping[str, torch.dtype] | None, variant: str | None) -> None:
         self._dtype, self._variant = dtype, variant
+        self.origins: dict[int, Origin] = {}
         self.sources: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
 
     def pipeline(self, folder: Path) -> Any:
         declared = table(folder / INDEX)
+        pipeline = _class_of_pipeline(declared)
+        instead = getattr(pipeline, "_loads_instead", {})
         modules: dict[str, nn.Module] = {}
         for name, value in declared.items():
             if not (folder / name).is_dir() or not isinstance(value, (list, tuple)) or value[:1] == [None]:
                 continue  # an option, or an optional component that this checkpoint lacks
             kind = class_of(value, folder / name)
             if kind is not None:
-                modules[name] = self._model(name, kind, folder / name)
+                modules[name] = self._model(name, instead.get(kind, kind), folder / name)
             elif (folder / name / "config.json").is_file():
                 self.skipped[name] = f"{'.'.join(map(str, value))} is no model of diffusers or transformers"
         if not modules:
             raise ModelError(
                 str(folder), "names no model that could be planned for.", "Check model_index.json."
             )
-        return _stand_in(str(declared.get("_class_name", "Pipeline")), modules)
+        return _stand_in(pipeline, modules)
 
     def single(self, folder: Path) -> nn.Module:
         config = folder / "config.json"
@@ -103,50 +136,86 @@ class _Builder:
             entries = {}
         self.sources[name] = "headers" if entries else "configuration"
         if not entries:
-            return bare(configured_model(kind, folder, dtype, name))
+            made = configured_model(kind, folder, dtype, name)
+            return self._bare(made, _as_if_stored(made))
         build = diffusers_model if is_diffusers_model(kind) else transformers_model
         state = {key: Deferred.of(entry) for key, entry in entries.items()}
-        return bare(build(kind, folder, state, dtype, name))
+        made = build(kind, folder, state, dtype, name)
+        return self._bare(made, _left_by_loader(made))
+
+    def _bare(self, model: nn.Module, origins: Mapping[int, Origin]) -> nn.Module:
+        """The same module, its tensors replaced by shapes without memory; what is tied stays tied."""
+        # Each with the tensor it stands for: while that lives, nobody else has its id.
+        made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        storages: dict[int, torch.UntypedStorage] = {}
+        for module in model.modules():
+            for slots in (module._parameters, module._buffers):
+                for name, tensor in slots.items():
+                    if tensor is None:
+                        continue
+                    if id(tensor) not in made:
+                        shell = _shape_of(tensor, storages)
+                        made[id(tensor)] = tensor, shell
+                        if id(tensor) in origins:
+                            self.origins[id(shell)] = origins[id(tensor)]
+                    slots[name] = made[id(tensor)][1]  # type: ignore[assignment]
+        return model
 
 
-def bare(model: nn.Module) -> nn.Module:
-    """The same module, its tensors replaced by shapes without memory; what is tied stays tied."""
-    # Each with the tensor it stands for: while that lives, nobody else has its id.
-    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    for module in model.modules():
-        for slots in (module._parameters, module._buffers):
-            for name, tensor in slots.items():
-                if tensor is None:
-                    continue
-                if id(tensor) not in made:
-                    made[id(tensor)] = tensor, _shape_of(tensor)
-                slots[name] = made[id(tensor)][1]  # type: ignore[assignment]
-    return model
+def _left_by_loader(model: nn.Module) -> dict[int, Origin]:
+    """By the ``id`` of each tensor that is still to be read, where ``load_components`` leaves it."""
+    waiting = [one for one in awaited(model) if one.nbytes]
+    there = {id(one): values for one in waiting if (values := one.plan.mapped()) is not None}
+    pages = FileMappings()  # now: what is not recognised when offload is enabled is packed
+    found = {
+        id(one.tensor): IN_PAGES for one in waiting if id(one) in there and there[id(one)].data_ptr() in pages
+    }
+    for part in by_part(model, [one for one in waiting if id(one) not in there]):
+        for batch in batches(part):
+            slab = Filled(lay_out(batch))
+            found |= {id(one.tensor): Origin(slab, one.offset) for one in batch}
+    return found
 
 
-def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
-    shell = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+def _as_if_stored(model: nn.Module) -> dict[int, Origin]:
+    """The same without files: a checkpoint has what a state dict has, in the wanted element type."""
+    stored = model.state_dict(keep_vars=True).values()
+    return {id(one): IN_PAGES for one in (*model.parameters(), *stored)}
+
+
+def _shape_of(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+    if tensor.is_meta:
+        shell = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    else:  # it was computed: views of each other stay so
+        storage = tensor.untyped_storage()
+        if storage._cdata not in storages:
+            whole = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
+            storages[storage._cdata] = whole.untyped_storage()
+        shell = torch.empty(0, dtype=tensor.dtype, device="meta")
+        place = storages[storage._cdata], int(tensor.storage_offset()), tensor.shape, tensor.stride()
+        shell.set_(*place)
     return (
         nn.Parameter(shell, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shell
     )
 
 
-def _stand_in(class_name: str, modules: dict[str, nn.Module]) -> Any:
-    """An object that says what the pipeline's class says of its components, and holds them."""
+def _class_of_pipeline(declared: Mapping[str, Any]) -> Any:
     import diffusers  # imported here: it takes seconds
 
-    kind = getattr(diffusers, class_name, None)
-    if class_name == "Cosmos3SplitPipeline":  # ours, saved under its own name
-        from ..models.cosmos3 import Cosmos3SplitPipeline, Cosmos3SplitTransformer
+    name = str(declared.get("_class_name", "Pipeline"))
+    if name == "Cosmos3SplitPipeline":  # ours, saved under its own name
+        from ..models.cosmos3 import Cosmos3SplitPipeline
 
-        kind = Cosmos3SplitPipeline
-        joint: Any = modules["transformer"]
-        modules["transformer"] = Cosmos3SplitTransformer.from_joint(joint)
+        return Cosmos3SplitPipeline
+    kind = getattr(diffusers, name, None)
     if kind is None:
-        raise ModelError(
-            class_name, "is a pipeline that diffusers does not have.", "Plan for the loaded one."
-        )
+        raise ModelError(name, "is a pipeline that diffusers does not have.", "Plan for the loaded one.")
+    return kind
+
+
+def _stand_in(kind: Any, modules: dict[str, nn.Module]) -> Any:
+    """An object that says what the pipeline's class says of its components, and holds them."""
     said = {name: getattr(kind, name) for name in _OF_A_PIPELINE if hasattr(kind, name)}
-    made = type(class_name, (), said)()
+    made = type(kind.__name__, (), said)()
     vars(made).update(modules, components=dict(modules))
     return made

@@ -20,6 +20,10 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield ""
     yield from _aligned(_options(plan), left=(0, 6))
     yield ""
+    others = [one for one in plan.options if _at_first(one) != _later(one)]
+    if others:
+        yield from _aligned(_firsts(others), left=(0,))
+        yield ""
     room = plan.room
     activations = format_bytes(room.for_activations())
     if room.device is not None:
@@ -55,6 +59,21 @@ def _options(plan: Plan) -> Iterator[Sequence[str]]:
     for one in plan.options:
         sizes = (one.device_peak, one.pinned_bytes, one.host_bytes, one.link_bytes)
         yield one.name, *map(format_bytes, sizes), f"{one.link_seconds:.3f}", _fits(one)
+
+
+def _firsts(options: Iterable[Option]) -> Iterator[Sequence[str]]:
+    yield "first request", "pinned", "link", "seconds"
+    for one in options:
+        pinned, link = _at_first(one)
+        yield one.name, format_bytes(pinned), format_bytes(link), f"{one.first.link_seconds:.3f}"
+
+
+def _at_first(option: Option) -> tuple[int, int]:
+    return option.first.pinned_bytes, option.first.link_bytes
+
+
+def _later(option: Option) -> tuple[int, int]:
+    return option.pinned_bytes, option.link_bytes
 
 
 def _fits(option: Option) -> str:

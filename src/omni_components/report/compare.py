@@ -1,7 +1,8 @@
 """A plan's figures beside what was.
 
-A plan is for one request. Its loads, link bytes and seconds are multiplied by the requests that were run, and each
-request whose events are kept is looked at by itself; peak and sizes do not depend on how many there were.
+A plan is for one request, and apart from that for the first one, whose weights may come from the pages of files. Loads,
+link bytes and seconds are those of the first and of as many more as were run, and each request whose events are kept is
+looked at by itself; peak and sizes do not depend on how many there were.
 """
 
 from __future__ import annotations
@@ -57,10 +58,11 @@ class Comparison:
         option: The name of the plan's option that is compared.
         recorded: The run's policy is known; else the option is a guess from what moved.
         apart: Fields of the run's policy that the plan has no option for, with their values.
-        requests: How many the plan was multiplied by.
+        requests: How many were planned for.
         counted: Their number is known; else one is assumed.
         figures: Of the whole run.
         each: Of every request whose events are kept.
+        planned: Loads and link bytes of the first request, and of each later one.
     """
 
     option: str
@@ -70,13 +72,15 @@ class Comparison:
     counted: bool
     figures: tuple[Figure, ...]
     each: tuple[RequestFigures, ...]
+    planned: tuple[tuple[int, int], tuple[int, int]]
 
     @property
     def unlike(self) -> tuple[RequestFigures, ...]:
-        """The requests whose loads or link bytes are not the plan's for one."""
-        planned = {one.what: one.planned for one in self.figures}
-        one = (planned["loads"] or 0) / self.requests, (planned["link bytes"] or 0) / self.requests
-        return tuple(each for each in self.each if (each.loads, each.link_bytes) != one)
+        """The requests whose loads or link bytes are not the plan's."""
+        first, later = self.planned
+        return tuple(
+            one for one in self.each if (one.loads, one.link_bytes) != (first if one.number == 1 else later)
+        )
 
 
 def compare(report: ResidencyReport, plan: Any, source: str, requests: int | None = None) -> Comparison:
@@ -104,6 +108,7 @@ def compare(report: ResidencyReport, plan: Any, source: str, requests: int | Non
             counted=bool(known),
             figures=figures,
             each=each_request(report),
+            planned=(_one(_first(option)), _one(option)),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelError(source, "is not a plan.", HOW) from error
@@ -137,20 +142,27 @@ def _moved(report: ResidencyReport, option: Any, count: int) -> tuple[Figure, ..
     names = {row.name for row in swapped}
     stays = spans(report.events, until=report.taken_at)
     waited = sum(one.ready - one.asked for one in stays if one.component in names)
+    first = _first(option)
+
+    def planned(what: str) -> Any:
+        return first[what] + option[what] * (count - 1)
+
+    bytes_in = sum(row.bytes_in for row in swapped)
     return (
         Figure(what="peak bytes", planned=int(option["device_peak"]), real=report.peak_bytes),
-        Figure(what="loads", planned=int(option["loads"]) * count, real=sum(row.loads for row in swapped)),
-        Figure(
-            what="link bytes",
-            planned=int(option["link_bytes"]) * count,
-            real=sum(row.bytes_in for row in swapped),
-        ),
-        Figure(
-            what="load seconds",
-            planned=float(option["link_seconds"]) * count,
-            real=waited,
-        ),
+        Figure(what="loads", planned=int(planned("loads")), real=sum(row.loads for row in swapped)),
+        Figure(what="link bytes", planned=int(planned("link_bytes")), real=bytes_in),
+        Figure(what="load seconds", planned=float(planned("link_seconds")), real=waited),
     )
+
+
+def _first(option: Any) -> Any:
+    """Plans from before the first request was told apart have none of their own."""
+    return option.get("first", option)
+
+
+def _one(request: Any) -> tuple[int, int]:
+    return int(request["loads"]), int(request["link_bytes"])
 
 
 def _sizes(report: ResidencyReport, components: Any) -> tuple[Figure, ...]:
@@ -166,7 +178,7 @@ def _sizes(report: ResidencyReport, components: Any) -> tuple[Figure, ...]:
 
 
 def _option(report: ResidencyReport, options: Mapping[str, Any]) -> Any:
-    """By the recorded policy; what that leaves to the machine (``mode``, and ``masters="auto"``), by the facts."""
+    """By the recorded policy; what that leaves to the machine (``mode``), by the facts."""
     if report.rows and all(row.resident for row in report.rows) and "all resident" in options:
         return options["all resident"]
     if report.policy is not None:
@@ -174,7 +186,11 @@ def _option(report: ResidencyReport, options: Mapping[str, Any]) -> Any:
     else:  # a guess: the VAEs of a diffusers pipeline without lists take turns by themselves
         exclusive = any(row.role == "vae" and not row.resident for row in report.rows)
     # The VAE first: it makes a difference to the peak, and where the masters are does not.
-    wanted = (("exclusive VAE", exclusive), ("mapped", report.facts.mapped_bytes > 0))
+    if report.policy is not None:
+        masters = report.policy["masters"]
+    else:
+        masters = "mapped" if report.facts.mapped_bytes > 0 else "auto"
+    wanted = (("exclusive VAE", exclusive), (masters, True))
     return options[next((name for name, yes in wanted if yes and name in options), "model level")]
 
 
