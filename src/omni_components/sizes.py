@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 _UNITS = {
     "": 1,
@@ -16,6 +17,7 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_MOST = (1 << 63) - 1
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
@@ -30,7 +32,9 @@ def parse_bytes(size: int | str) -> int:
         unit = _UNITS.get(match[2].lower()) if match else None
         if match is None or unit is None:
             raise ValueError(f"{size!r} is not a size; write a number of bytes, or '64MiB', '1.5GiB', '2GB'")
-        return int(float(match[1]) * unit)
+        size = int(Fraction(match[1]) * unit)
+    if size > _MOST:
+        raise ValueError("a size of more bytes than a machine can address; write one such as '24GiB'")
     if size < 0:
         raise ValueError(f"a size cannot be negative: {size}")
     return size

@@ -90,8 +90,8 @@ class Source:
                 local_files_only=local,
             )
         except Exception as error:  # of many kinds: the hub's, the file system's, each component's loader's
-            cause = " ".join(str(error).split()) or type(error).__name__
-            raise ModelError(self.model, f"could not be loaded: {cause}", _advice(place, local)) from error
+            cause = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
+            raise ModelError(self.model, f"could not be loaded: {cause}.", _advice(place, local)) from error
 
 
 def _could_be_hub_id(model: str) -> bool:
