@@ -121,8 +121,11 @@ def above(way: dict[str, Any], resident: dict[str, Any]) -> dict[str, Any]:
 def counts(case: Case) -> dict[str, Any]:
     """Every way's counts, and what the link has to carry by a look at the weights themselves."""
     pipeline = case.build()
-    sizes = {name: weight_bytes(one) for name, one in modules(pipeline)}
-    tensors = {name: sum(1 for _ in one.parameters()) for name, one in modules(pipeline)}
+    sizes = {name: weight_bytes(parts) for name, parts in modules(pipeline)}
+    tensors = {
+        name: sum(1 for one in parts for _ in one.parameters(recurse=False))
+        for name, parts in modules(pipeline)
+    }
     del pipeline
     travels = {name: 1 + (name in case.per_prompt) for name in sizes if name not in case.at_enable}
     runs = {way: counted(way, case) for way in ways_of(case)}

@@ -444,7 +444,7 @@ def copies_what_is_mapped(patch: Patch) -> None:
 
 
 def copies_what_a_loader_has_laid_out(patch: Patch) -> None:
-    patch.setattr(masters, "_ready", lambda groups: ([], groups))
+    patch.setattr(masters, "laid_out", lambda groups: ([], groups))
 
 
 def leaves_the_pins_behind(patch: Patch) -> None:
