@@ -73,7 +73,7 @@ def test_waits_for_a_turn_are_counted(fresh: Running) -> None:
     assert ledger is not None
     with ledger.scope("generator"):
         answer = fresh.aside()
-        until(lambda: fresh.service.worker.tally.running == 1)
+        until(lambda: ledger._turns.waiters)  # to run is not yet to wait
     assert answer.result().status_code == 200
     until(lambda: fresh.service.worker.tally.running == 0)
     seen = scraped(fresh)
