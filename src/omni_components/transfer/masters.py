@@ -350,7 +350,7 @@ def adjoining(groups: Iterable[Group]) -> Iterator[list[Group]]:
 def laid_out(groups: list[Group]) -> tuple[list[tuple[mmap.mmap, list[Group]]], list[Group]]:
     """Filled slabs whose tensors are all among the groups, in order, and the groups that lie in no such slab."""
     found = sorted(
-        (address, memory) for address, one in tuple(_READY.items()) if (memory := one()) is not None
+        (address, memory) for address, one in _READY.copy().items() if (memory := one()) is not None
     )
     starts = [address for address, _ in found]
     inside: dict[int, list[Group]] = {}
