@@ -6,6 +6,7 @@
 
 #include <condition_variable>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <thread>
 
@@ -22,14 +23,14 @@ struct Engine {
   std::condition_variable changed;
   std::deque<Move> moves;
   uint64_t issued = 0, done = 0;
-  pid_t process = 0;  // whose thread it is: a forked process has none
 };
-auto& engine = *new Engine;  // never destroyed: its thread runs until the process ends
+Engine* latest = new Engine;  // never destroyed: its thread runs until the process ends
+pid_t process = 0;            // whose thread that is
 
-void work() {
+void work(Engine& engine) {
   std::unique_lock<std::mutex> guard(engine.mutex);
   while (true) {
-    engine.changed.wait(guard, [] { return !engine.moves.empty(); });
+    engine.changed.wait(guard, [&engine] { return !engine.moves.empty(); });
     Move move = engine.moves.front();
     engine.moves.pop_front();
     guard.unlock();
@@ -40,25 +41,36 @@ void work() {
   }
 }
 
+// This process's, under the process-wide lock. A forked process has no thread of its parent's, and may find its
+// mutex taken: it begins anew, and what was under way counts as moved.
+Engine& here() {
+  if (process == getpid()) return *latest;
+  auto* fresh = new Engine;
+  fresh->issued = fresh->done = latest->issued;
+  latest = fresh;
+  process = getpid();
+  std::thread(work, std::ref(*fresh)).detach();
+  return *fresh;
+}
+
 }  // namespace
 
 uint64_t start_moving(void* to, const void* from, size_t bytes) {
+  auto& engine = here();
   std::lock_guard<std::mutex> guard(engine.mutex);
-  if (engine.process != getpid()) {
-    engine.process = getpid();
-    std::thread(work).detach();
-  }
   engine.moves.push_back({to, from, bytes});
   engine.changed.notify_all();
   return ++engine.issued;
 }
 bool has_moved(uint64_t number) {
+  auto& engine = here();
   std::lock_guard<std::mutex> guard(engine.mutex);
   return engine.done >= number;
 }
 void wait_until_moved(uint64_t number) {
+  auto& engine = here();
   std::unique_lock<std::mutex> guard(engine.mutex);
-  engine.changed.wait(guard, [number] { return engine.done >= number; });
+  engine.changed.wait(guard, [&engine, number] { return engine.done >= number; });
 }
 
 }  // namespace sim
