@@ -176,6 +176,23 @@ def test_mapped_weights_that_have_to_be_converted_are_told_of(folders):
         ours(folders(tiny.wan), dtype=torch.bfloat16, masters="mapped")
 
 
+@LINUX
+@pytest.mark.parametrize("found", ["before it is built", "while it is built", "converted"])
+def test_a_warning_names_the_line_of_whoever_loads(folders, monkeypatch, found):
+    """Not one in here, of which its reader cannot do anything."""
+    asked = {"dtype": torch.bfloat16, "masters": "mapped"} if found == "converted" else {}
+    if found == "before it is built":
+        monkeypatch.setattr(loading, "_exotic", lambda kind, folder: "as asked")
+    elif found == "while it is built":
+        monkeypatch.setattr(loading, "stranded", lambda model: ["a.weight"])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tiny.quiet(load_components(folders(tiny.wan), **asked))
+    told = [one for one in caught if issubclass(one.category, ResidencyWarning)]
+    assert told
+    assert {one.filename for one in told} == {__file__}
+
+
 # --- folders of other kinds -------------------------------------------------------------------------------
 
 

@@ -33,9 +33,7 @@ def check_steps(steps: int) -> None:
     Raises:
         typer.BadParameter: It says what to choose.
     """
-    if not 1 <= steps <= MOST_STEPS:
-        text = f"{steps} steps are not possible; choose 1 to {MOST_STEPS} (16 to 32 are good)."
-        raise typer.BadParameter(text, param_hint="--steps")
+    _check_range(steps, 1, MOST_STEPS, "--steps", " (16 to 32 are good)")
 
 
 def check_seed(seed: int) -> None:
@@ -44,8 +42,7 @@ def check_seed(seed: int) -> None:
     Raises:
         typer.BadParameter: It says what to choose.
     """
-    if not 0 <= seed <= MOST_SEED:
-        raise typer.BadParameter(f"{seed} is not possible; choose 0 to {MOST_SEED}.", param_hint="--seed")
+    _check_range(seed, 0, MOST_SEED, "--seed")
 
 
 def check_frames(frames: int) -> None:
@@ -54,9 +51,13 @@ def check_frames(frames: int) -> None:
     Raises:
         typer.BadParameter: It says what to choose.
     """
-    if not 1 <= frames <= MOST_FRAMES:
-        text = f"{shortened(frames)} is not possible; choose 1 to {MOST_FRAMES}."
-        raise typer.BadParameter(text, param_hint="--frames")
+    _check_range(frames, 1, MOST_FRAMES, "--frames")
+
+
+def _check_range(value: int, least: int, most: int, option: str, advice: str = "") -> None:
+    if not least <= value <= most:
+        text = f"{shortened(value)} is not possible; choose {least} to {most}{advice}."
+        raise typer.BadParameter(text, param_hint=option)
 
 
 def check_model(model: str) -> None:

@@ -169,30 +169,35 @@ class _Loader:
 
     def _loaded(self, places: Mapping[str, tuple[Any, Path]], order: list[str]) -> list[_Built]:
         """Models by class and folder, read or promised; those that only their own loaders can do are left out."""
-        entries = {}
+        entries: dict[str, dict[str, Entry]] = {}
+        reasons: dict[str, str] = {}
         for name, (kind, folder) in places.items():
             reason = _exotic(kind, folder)
             if reason is None:
                 entries[name] = find_weights(folder, weights_name(kind), self._variant, name)
             else:
-                _warn_of_own_loader(name, reason)
+                reasons[name] = reason
         self._ahead = ReadAhead(in_order(entries, order))
-        built = [self._built(name, *places[name], found) for name, found in entries.items()]
-        done = [one for one in built if one is not None]
+        built = {name: self._built(name, *places[name], found) for name, found in entries.items()}
+        reasons |= {name: one for name, one in built.items() if isinstance(one, str)}
+        done = [one for one in built.values() if isinstance(one, _Built)]
+        for name, reason in reasons.items():
+            text = (
+                f"{name!r} is loaded by its own from_pretrained, which may need its weights twice: {reason}."
+            )
+            warnings.warn(text, ResidencyWarning, stacklevel=4)
         self._read(done)
         return done
 
-    def _built(self, name: str, kind: Any, folder: Path, entries: dict[str, Entry]) -> _Built | None:
-        """A model without its weights; ``None`` if its own loader has to do it, which is said."""
+    def _built(self, name: str, kind: Any, folder: Path, entries: dict[str, Entry]) -> _Built | str:
+        """A model without its weights, or why only its own loader can do it."""
         try:
             model = self._model(name, kind, folder, entries)
         except NotDeferrable as error:
-            _warn_of_own_loader(name, str(error))
-            return None
+            return str(error)
         left = stranded(model)
         if left:
-            _warn_of_own_loader(name, f"{left[0]} is made from weights while it is built")
-            return None
+            return f"{left[0]} is made from weights while it is built"
         return _Built(name, model, awaited(model))
 
     def _model(self, name: str, kind: Any, folder: Path, entries: dict[str, Entry]) -> nn.Module:
@@ -225,7 +230,7 @@ class _Loader:
             text = (
                 f"{format_bytes(converted)} of weights have to be converted and cannot stay in their files; "
             )
-            warnings.warn(text + "save them in that dtype.", ResidencyWarning, stacklevel=4)
+            warnings.warn(text + "save them in that dtype.", ResidencyWarning, stacklevel=5)
 
     def _told(self, count: int) -> None:
         self._done += count
@@ -277,11 +282,6 @@ def _exotic(kind: Any, folder: Path) -> str | None:
     if facts.get("auto_map"):
         return "its config asks for code of its own"
     return None
-
-
-def _warn_of_own_loader(name: str, reason: str) -> None:
-    text = f"{name!r} is loaded by its own from_pretrained, which may need its weights twice: {reason}."
-    warnings.warn(text, ResidencyWarning, stacklevel=6)
 
 
 def _dtype_argument(kind: Any) -> str:

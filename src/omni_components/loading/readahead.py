@@ -23,7 +23,7 @@ PIECE = 16 << 20  # bytes asked for at a time
 READERS = 4  # a disk is faster with several questions open than with one
 _SAMPLE = 2 << 20  # bytes between two looks at whether a piece is there already
 _PATIENCE = 5.0  # seconds for a piece at the interpreter's end: a disk that hangs must not keep it
-_SHARE = 0.5  # of the memory that is free: what is read ahead must not drive out what was
+_SHARE = 0.5  # of what may be pinned: what is read ahead must not drive out what was there
 
 
 class ReadAhead:
@@ -31,7 +31,7 @@ class ReadAhead:
 
     Args:
         files: Which ones, the first needed first.
-        limit: Most bytes; by default half of what is free, the container's limit respected.
+        limit: Most bytes; by default half of what may be pinned: free memory, the container's limit respected.
     """
 
     def __init__(self, files: Iterable[WeightsFile], limit: int | None = None) -> None:
@@ -96,9 +96,8 @@ def bring_in(path: Path, pages: torch.Tensor, start: int) -> None:
             return
         if read_pages(pages.data_ptr(), pages.numel()) or not hasattr(os, "posix_fadvise"):
             return
-        os.posix_fadvise(
-            file.fileno(), start, pages.numel(), os.POSIX_FADV_WILLNEED
-        )  # asks, and does not wait
+        # An older system: ask, and do not wait.
+        os.posix_fadvise(file.fileno(), start, pages.numel(), os.POSIX_FADV_WILLNEED)
 
 
 def is_in_memory(descriptor: int, start: int, nbytes: int) -> bool:
@@ -138,6 +137,8 @@ def running_order(pipeline: Any) -> list[str]:
 
 def _pieces(files: Iterable[WeightsFile], limit: int) -> Iterator[tuple[Path, torch.Tensor, int]]:
     for file in files:
+        if limit <= 0:
+            return
         try:
             pages = map_file(file.path, file.size)  # of its own: the file's user may want none
         except (OSError, RuntimeError):

@@ -120,7 +120,7 @@ class Cargo:
     @property
     def awaited(self) -> bool:
         """Its next load will pin what is not pinned yet: what is still to be read, or came once from its file."""
-        return self.home.unread or (self.seasoned and self.home.unpinned_for_now)
+        return self.home.unpinned_until_read or (self.seasoned and self.home.unpinned_for_now)
 
     def pin_pages(self) -> bool:
         """Move what was left in its file's pages for now into slabs; returns whether there was any.

@@ -73,7 +73,7 @@ class Home:
         return self._pins is not None
 
     @property
-    def unread(self) -> bool:
+    def unpinned_until_read(self) -> bool:
         """Whether there are slabs that are pinned once they have been read."""
         return any(slab.pins is not None for slab in self.slabs)
 
